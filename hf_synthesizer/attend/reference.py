@@ -1,0 +1,38 @@
+"""The route that defines all others: build the logits, mask them, softmax, dropout, multiply."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..logits import Logits
+from ..masks import AttentionMask
+
+
+def serves(logits: Logits, value: torch.Tensor, mask: AttentionMask) -> bool:
+    """Anything."""
+    return True
+
+
+def attend(
+    logits: Logits, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`softmax(logits + mask) @ value`: output (B, H, Lq, d_v) and weights (B, H, Lq, Lk).
+
+    The softmax is taken in at least float32. A query that may look at nothing gets weights and output 0. As in
+    Transformers, the weights are returned after dropout.
+    """
+    scores = logits.materialize()
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if mask.bias is not None:
+        scores = scores + mask.bias
+    visible = mask.visible(scores.shape[-2], scores.shape[-1], scores.device)
+    if visible is None:
+        weights = scores.softmax(-1)
+    else:
+        # The dtype's minimum and not −inf: a row of −inf alone would put NaN into the gradient.
+        weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
+        weights = weights.masked_fill(~visible, 0.0)
+    weights = weights.to(value.dtype).expand(value.shape[0], -1, -1, -1)
+    weights = nn.functional.dropout(weights, dropout)
+    return weights @ value, weights

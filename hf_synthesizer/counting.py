@@ -1,0 +1,35 @@
+"""How large and how costly a module is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def count_parameters(module: nn.Module, *, trainable_only: bool = True, biases: bool = True) -> int:
+    """The number of weights in a module; a weight shared by two modules counts once.
+
+    Args:
+        module: any module.
+        trainable_only: leave out frozen parameters (buffers, such as `fixed_random`'s table, are never counted).
+        biases: count parameters called `bias`, or ending in `_bias`, too. The paper's counts leave them out.
+    """
+    return sum(
+        parameter.numel()
+        for name, parameter in module.named_parameters()
+        if (parameter.requires_grad or not trainable_only) and (biases or not name.endswith("bias"))
+    )
+
+
+def count_flops(module: nn.Module, *inputs: Any, **kwargs: Any) -> int:
+    """The floating-point operations of one forward pass, by torch's own counter.
+
+    It counts matrix products and attention kernels, a multiply-add as two, and nothing elementwise: neither softmax,
+    nor the outer products of `factorized_dense`.
+    """
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(*inputs, **kwargs)
+    return counter.get_total_flops()

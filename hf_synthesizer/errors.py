@@ -1,0 +1,48 @@
+"""The errors of the library. Each message says what was asked, what was found, what is allowed and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SynthesizerError(Exception):
+    """Any error raised by hf_synthesizer on purpose."""
+
+
+class UnknownVariantError(SynthesizerError, ValueError):
+    """The name of a variant, or of a part of a mixture, that is not registered."""
+
+
+class InvalidConfigError(SynthesizerError, ValueError):
+    """A configuration that cannot be built: an unknown key, a bad value, an option that the variant does not use."""
+
+
+class UnsupportedModelError(SynthesizerError, TypeError):
+    """A model, or an attention backend, that no registered family serves."""
+
+
+class NoMatchingLayerError(SynthesizerError, ValueError):
+    """A layer selection that selects nothing, or a layer that the model does not have."""
+
+
+class AlreadyPatchedError(SynthesizerError, RuntimeError):
+    """A model that holds synthesized attention already."""
+
+
+class NotPatchedError(SynthesizerError, RuntimeError):
+    """A model that cannot be unpatched, because it never was patched in this process."""
+
+
+class SequenceTooLongError(SynthesizerError, ValueError):
+    """A sequence longer than the `max_length` the synthesizer was built for."""
+
+
+class CheckpointMismatchError(SynthesizerError, ValueError):
+    """A checkpoint that does not hold what its configuration promises."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """' Did you mean …?' for the nearest known name, or an empty string."""
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,125 @@
+"""The registry of families: which Transformers models can be patched, and how."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from ..errors import InvalidConfigError, UnsupportedModelError
+from .mixin import SynthesizerMixin
+
+logger = logging.get_logger(__name__)
+
+_BUILT_IN = {"bert": "hf_synthesizer.families.bert", "t5": "hf_synthesizer.families.t5"}
+_FAMILIES: dict[str, Family] = {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Everything the library has to know of one forward signature.
+
+    Attributes:
+        name: the stock `model_type`, such as "bert".
+        stock_attention: the class whose instances are swapped.
+        attention: its synthesized subclass.
+        config_class: the subclass of the stock config with a `model_type` of its own and a `synthesizer` field.
+        models: stock model class → synthesized model class, for each head and the bare model.
+        stack_of: from the module's dotted name and the module, the name of the stack that a self-attention layer
+            belongs to ("encoder", "decoder"), or None for cross-attention, which stays as it is.
+        default_max_length: the model's own maximum length, from its config.
+    """
+
+    name: str
+    stock_attention: type[nn.Module]
+    attention: type[SynthesizerMixin]
+    config_class: type[PreTrainedConfig]
+    models: dict[type[PreTrainedModel], type[PreTrainedModel]]
+    stack_of: Callable[[str, Any], str | None]
+    default_max_length: Callable[[Any], int]
+
+    @property
+    def stock_config(self) -> type[PreTrainedConfig]:
+        """The config class that `config_class` extends."""
+        return self.config_class.__mro__[1]
+
+
+def register_family(family: Family) -> Family:
+    """Make a family known to `patch_model` and to Transformers' Auto classes.
+
+    Raises:
+        InvalidConfigError: for a name that another family has.
+    """
+    from ..auto import register_auto_classes
+
+    if family.name in _FAMILIES and _FAMILIES[family.name].attention is not family.attention:
+        raise InvalidConfigError(f"The family {family.name!r} is registered already.")
+    register_auto_classes(family)
+    _FAMILIES[family.name] = family
+    return family
+
+
+def list_families() -> list[str]:
+    """The names of all families: the `model_type`s that `patch_model` knows."""
+    return sorted(_BUILT_IN.keys() | _FAMILIES.keys())
+
+
+def get_family(name: str) -> Family:
+    """The family of a stock `model_type`. A built-in one is imported at its first use.
+
+    Raises:
+        UnsupportedModelError: for an unknown family, or one that does not fit the installed Transformers.
+    """
+    if name not in _FAMILIES and name in _BUILT_IN:
+        try:
+            importlib.import_module(_BUILT_IN[name])
+        except (ImportError, AttributeError) as error:
+            raise UnsupportedModelError(
+                f"The family {name!r} does not fit the installed version of transformers ({error}). The other families "
+                f"still work; install a version of transformers that hf_synthesizer was tested with, see its README."
+            ) from error
+    if name not in _FAMILIES:
+        raise UnsupportedModelError(
+            f"No family for the model type {name!r}. Supported model types: {', '.join(list_families())}. A new one is "
+            f"one file and one call of register_family()."
+        )
+    return _FAMILIES[name]
+
+
+def family_of(model: Any) -> Family:
+    """The family that serves a model, stock or patched.
+
+    Raises:
+        UnsupportedModelError: for anything else, with the way out where there is one.
+    """
+    if not isinstance(model, PreTrainedModel):
+        inner = next((name for name in ("module", "_orig_mod", "base_model", "model") if hasattr(model, name)), None)
+        hint = f" It seems to wrap another model: patch that one ({inner}) before it is wrapped." if inner else ""
+        raise UnsupportedModelError(
+            f"patch_model works on Transformers models (PreTrainedModel), not on {type(model).__name__}.{hint}"
+        )
+    name = model.config.model_type.removeprefix("synthesizer_")
+    family = get_family(name)
+    if type(model) not in family.models and type(model) not in family.models.values():
+        inner = getattr(model, model.base_model_prefix, None)
+        hint = f" Patch its base model instead: patch_model(model.{model.base_model_prefix}, …)." if inner else ""
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is none of the {name!r} classes of Transformers "
+            f"({', '.join(cls.__name__ for cls in family.models)}), so a checkpoint of it could not be loaded again."
+            f"{hint}"
+        )
+    return family
+
+
+def load_built_in_families() -> None:
+    """Import every built-in family that fits the installed Transformers, so that the Auto classes know it."""
+    for name in _BUILT_IN:
+        try:
+            get_family(name)
+        except UnsupportedModelError as error:
+            logger.warning_once(str(error))

@@ -1,0 +1,98 @@
+"""Attention logits before they are matrices: the forms that synthesizers return and `attend` consumes.
+
+A form keeps the few tensors that define the logits. `materialize()` is its meaning, an ordinary (B or 1, H, Lq, Lk)
+tensor; every fast route of `attend` must equal `softmax(materialize() + mask) @ value`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class Logits:
+    """The base of all forms."""
+
+    def materialize(self) -> torch.Tensor:
+        """The logits as a tensor of shape (B or 1, H, Lq, Lk)."""
+        raise TypeError(f"{type(self).__name__} is an abstract form of logits: it must define materialize()")
+
+
+class Static(Logits):
+    """Logits that are the same for every row of the batch. `logits`: (H, Lq, Lk)."""
+
+    def __init__(self, logits: torch.Tensor):
+        self.logits = logits
+
+    def materialize(self) -> torch.Tensor:
+        return self.logits.unsqueeze(0)  # (1, H, Lq, Lk)
+
+
+class Explicit(Logits):
+    """Logits with no form to exploit. `logits`: (B or 1, H, Lq, Lk)."""
+
+    def __init__(self, logits: torch.Tensor):
+        self.logits = logits
+
+    def materialize(self) -> torch.Tensor:
+        return self.logits
+
+
+class LowRank(Logits):
+    """`query · keyᵀ + key_bias`.
+
+    `query`: (B, H, Lq, r), `key`: (B or 1, H, Lk, r), `key_bias`: (B or 1, H, Lk) or None.
+    """
+
+    def __init__(self, query: torch.Tensor, key: torch.Tensor, key_bias: torch.Tensor | None = None):
+        self.query = query
+        self.key = key
+        self.key_bias = key_bias
+
+    def materialize(self) -> torch.Tensor:
+        logits = self.query @ self.key.transpose(-1, -2)  # (B, H, Lq, Lk)
+        return logits if self.key_bias is None else logits + self.key_bias.unsqueeze(-2)
+
+
+class Tiled(Logits):
+    """A row-wise outer product: `logits[…, j] = inner[…, j mod a] · outer[…, j div a]`.
+
+    `inner`: (B, H, Lq, a), `outer`: (B, H, Lq, b), of which the first `key_length` ≤ a·b columns count.
+    """
+
+    def __init__(self, inner: torch.Tensor, outer: torch.Tensor, key_length: int):
+        self.inner = inner
+        self.outer = outer
+        self.key_length = key_length
+
+    def materialize(self) -> torch.Tensor:
+        product = self.outer.unsqueeze(-1) * self.inner.unsqueeze(-2)  # (B, H, Lq, b, a)
+        return product.flatten(-2)[..., : self.key_length]
+
+
+class KeyBias(Logits):
+    """One number a key, whoever looks. `bias`: (B, H, 1, Lk)."""
+
+    def __init__(self, bias: torch.Tensor, query_length: int):
+        self.bias = bias
+        self.query_length = query_length
+
+    def materialize(self) -> torch.Tensor:
+        return self.bias.expand(-1, -1, self.query_length, -1)
+
+
+class Sum(Logits):
+    """A weighted sum of forms: `Σ_c weight_c[h] · logits_c`. A weight is a tensor (H,), or None for 1."""
+
+    def __init__(self, terms: list[tuple[torch.Tensor | None, Logits]]):
+        self.terms = terms
+
+    def materialize(self) -> torch.Tensor:
+        total: torch.Tensor | None = None
+        for weight, logits in self.terms:
+            term = logits.materialize()
+            if weight is not None:
+                term = term * weight.to(term.dtype)[:, None, None]
+            total = term if total is None else total + term
+        if total is None:
+            raise ValueError("a Sum of logits needs at least one term")
+        return total

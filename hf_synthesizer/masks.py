@@ -1,0 +1,48 @@
+"""What joins the logits before the softmax: who may be looked at, an additive bias, causality.
+
+Transformers hands each attention backend another kind of mask (eager a float tensor, sdpa a bool tensor or None).
+`AttentionMask` is the one kind that `attend` knows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class AttentionMask:
+    """`keep` (B or 1, H or 1, Lq or 1, Lk) is True where a query may look; `bias`, of the same kind, is added.
+
+    With `causal_offset` = p, query i sees the keys j ≤ i + p; it stands for a triangle nobody has to build.
+    """
+
+    def __init__(
+        self,
+        keep: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        causal_offset: int | torch.Tensor | None = None,
+    ):
+        self.keep = keep
+        self.bias = bias
+        self.causal_offset = causal_offset
+
+    @classmethod
+    def from_tensor(cls, mask: torch.Tensor | None, **kwargs) -> AttentionMask:
+        """From a bool mask (True: look) or an additive one (the dtype's minimum or −inf: do not look)."""
+        if mask is None or mask.dtype == torch.bool:
+            return cls(keep=mask, **kwargs)
+        keep = mask > torch.finfo(mask.dtype).min / 2
+        return cls(keep=keep, bias=mask.masked_fill(~keep, 0.0), **kwargs)
+
+    def with_bias(self, bias: torch.Tensor | None) -> AttentionMask:
+        """The same mask with one more additive bias."""
+        if bias is None:
+            return self
+        return AttentionMask(self.keep, bias if self.bias is None else self.bias + bias, self.causal_offset)
+
+    def visible(self, query_length: int, key_length: int, device: torch.device) -> torch.Tensor | None:
+        """`keep` and causality as one bool tensor, or None when everybody sees everything."""
+        if self.causal_offset is None:
+            return self.keep
+        query = torch.arange(query_length, device=device)[:, None] + self.causal_offset
+        triangle = torch.arange(key_length, device=device) <= query  # (Lq, Lk)
+        return triangle[None, None] if self.keep is None else self.keep & triangle

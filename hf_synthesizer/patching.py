@@ -1,0 +1,143 @@
+"""Swap self-attention in a pretrained model, and undo it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+
+from .errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedError
+from .families import Family, family_of
+from .families.mixin import SynthesizerMixin
+from .plan import Layers, Plan, Spec, find_slots, make_plan, plan_from_json, plan_to_json
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+_UNDO = "_synthesizer_undo"
+
+
+@dataclass
+class Undo:
+    """What a patch replaced: stock modules by name, and the classes that models and configs had."""
+
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    model_classes: dict[str, type[PreTrainedModel]] = field(default_factory=dict)
+    config_class: type[PreTrainedConfig] = PreTrainedConfig
+
+
+def patch_model(
+    model: Model, variant: Spec, *, layers: Layers = None, max_length: int | None = None, **options: Any
+) -> Model:
+    """Replace self-attention by synthesized attention, in place; returns the same model.
+
+    Args:
+        model: a stock Transformers model of a supported family (see `list_families()`), with any head or none.
+        variant: a name ("dense"), a mixture ("random+dot_product"), a `SynthesizerConfig`, or a hybrid
+            `{layer: any of these}`, where a layer is an index, a stack ("encoder") or "stack.index".
+        layers: which layers; all if None. Indices, a slice, a predicate `(name, module) -> bool`, or for models with
+            two stacks a dict such as `{"encoder": [0, 1], "decoder": True}`.
+        max_length: the longest sequence N the logits are built for; the model's own maximum if None.
+        **options: fields of `SynthesizerConfig`, or options of a registered variant.
+
+    Raises:
+        UnsupportedModelError: for a model that no family serves.
+        AlreadyPatchedError: for a model that holds synthesized attention.
+        NoMatchingLayerError: for a selection that selects nothing.
+        UnknownVariantError, InvalidConfigError: for a variant or an option that cannot be.
+
+    A failed patch leaves the model as it was.
+    """
+    family = family_of(model)
+    if any(isinstance(module, SynthesizerMixin) for module in model.modules()):
+        raise AlreadyPatchedError(
+            f"This {type(model).__name__} is patched already. To patch several layers differently, say so in one call, "
+            f"patch_model(model, {{0: 'random', 1: 'dense'}}); to start again, call unpatch_model(model) first."
+        )
+    slots, _ = find_slots(family, model)
+    if max_length is not None:
+        options["max_length"] = max_length
+    plan = make_plan(slots, variant, layers, family.default_max_length(model.config), options)
+    undo = _install(family, model, plan)
+    model.__dict__[_UNDO] = undo
+    return model
+
+
+def unpatch_model(model: Model) -> Model:
+    """Undo `patch_model`, in place: the model computes bit for bit what it did before; returns the same model.
+
+    Raises:
+        NotPatchedError: for a model that is not patched, or was loaded from a patched checkpoint, which holds no
+            stock attention to go back to.
+    """
+    undo: Undo | None = model.__dict__.get(_UNDO)
+    if undo is None:
+        patched = any(isinstance(module, SynthesizerMixin) for module in model.modules())
+        reason = (
+            "it was loaded from a patched checkpoint, or one of its submodules was patched: load the base checkpoint "
+            "for the stock model, or call unpatch_model on what patch_model was called on"
+            if patched
+            else "it holds no synthesized attention"
+        )
+        raise NotPatchedError(f"This {type(model).__name__} cannot be unpatched: {reason}.")
+    for name, stock in undo.modules.items():
+        twin = model.get_submodule(name)
+        example = next(twin.parameters())
+        stock.to(device=example.device, dtype=example.dtype)
+        stock.train(twin.training)
+        model.set_submodule(name, stock)
+    for name, cls in undo.model_classes.items():
+        module = model.get_submodule(name)
+        module.config.__class__ = undo.config_class
+        module.config.__dict__.pop("synthesizer", None)
+        _set_class(module, cls)
+    del model.__dict__[_UNDO]
+    return model
+
+
+def rebuild(model: PreTrainedModel) -> None:
+    """Give a freshly built model the patched layers that its config describes (for `from_pretrained`).
+
+    Raises:
+        CheckpointMismatchError: when the config describes none, or layers that the model does not have.
+    """
+    family = family_of(model)
+    plan = plan_from_json(getattr(model.config, "synthesizer", None))
+    slots, _ = find_slots(family, model)
+    present = {slot.stack for slot in slots}
+    # A head may be without one of the stacks (an encoder alone); a stack that is there must be as deep as described.
+    plan = {label: config for label, config in plan.items() if label.partition(".")[0] in present}
+    unknown = sorted(plan.keys() - {slot.label for slot in slots})
+    if unknown:
+        raise CheckpointMismatchError(
+            f"config.json describes a synthesizer for layer {unknown[0]!r}, but this {type(model).__name__} has only "
+            f"{len(slots)} self-attention layers. Repair the config's number of layers, or its 'synthesizer' field."
+        )
+    _install(family, model, plan, keep_description=True)
+
+
+def _install(family: Family, model: PreTrainedModel, plan: Plan, keep_description: bool = False) -> Undo:
+    """Build everything first, then swap: what can fail comes before the first change."""
+    slots, _ = find_slots(family, model)
+    twins = {
+        slot.name: family.attention.from_stock(slot.module, plan[slot.label]) for slot in slots if slot.label in plan
+    }
+    description = model.config.synthesizer if keep_description else plan_to_json(plan, slots)
+    undo = Undo(config_class=family.stock_config)
+    for name, twin in twins.items():
+        undo.modules[name] = model.get_submodule(name)
+        model.set_submodule(name, twin)
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and (type(module) in family.models or module is model):
+            undo.model_classes[name] = type(module)
+            module.config.__class__ = family.config_class
+            module.config.synthesizer = description
+            _set_class(module, family.models.get(type(module), type(module)))
+    return undo
+
+
+def _set_class(model: PreTrainedModel, cls: type[PreTrainedModel]) -> None:
+    model.__class__ = cls
+    _CAN_RECORD_REGISTRY[model] = model._can_record_outputs  # keyed on the class, and filled in by __init__ only

@@ -1,0 +1,223 @@
+"""Which layer gets which synthesizer: from what a user asks, and to and from `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .config import SynthesizerConfig
+from .errors import CheckpointMismatchError, InvalidConfigError, NoMatchingLayerError, SynthesizerError, did_you_mean
+from .families import Family
+from .synthesizers.registry import variant_options
+
+FORMAT_VERSION = 1
+
+Variant = str | SynthesizerConfig
+Spec = Variant | Mapping[int | str, Variant]
+Layers = Iterable[int] | slice | Callable[[str, nn.Module], bool] | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One attention layer of a model: its dotted name, its stack ("encoder"), its index there, and the module."""
+
+    name: str
+    stack: str
+    index: int
+    module: nn.Module
+
+    @property
+    def label(self) -> str:
+        return f"{self.stack}.{self.index}"
+
+
+Plan = dict[str, SynthesizerConfig]
+"""From a slot's label to the configuration of its synthesizer."""
+
+
+def find_slots(family: Family, model: nn.Module) -> tuple[list[Slot], list[str]]:
+    """The self-attention layers of a model, and the names of its cross-attention layers."""
+    slots, cross = [], []
+    for name, module in model.named_modules():
+        if not isinstance(module, family.stock_attention):
+            continue
+        stack = family.stack_of(name, module)
+        if stack is None:
+            cross.append(name)
+        else:
+            slots.append(Slot(name, stack, int(module.layer_idx), module))  # type: ignore[arg-type]
+    return slots, cross
+
+
+def make_plan(slots: list[Slot], spec: Spec, layers: Layers, default_length: int, options: dict[str, Any]) -> Plan:
+    """What `patch_model` was asked for, layer by layer.
+
+    Raises:
+        NoMatchingLayerError: for a selection that selects nothing, or names a layer that the model does not have.
+        UnknownVariantError, InvalidConfigError: for a variant or an option that cannot be.
+    """
+    if isinstance(spec, Mapping):
+        if layers is not None:
+            raise InvalidConfigError(
+                "Both a hybrid {layer: variant} and layers= were given. The keys of the hybrid name its layers: leave "
+                "layers= out."
+            )
+        chosen = _hybrid(slots, spec)
+        unused = [key for key in options if key != "max_length" and not any(key in _knows(v) for v in spec.values())]
+        if unused:
+            raise InvalidConfigError(f"No variant of the hybrid uses {unused[0]}={options[unused[0]]!r}: leave it out.")
+        return {
+            label: _configure(variant, default_length, {k: v for k, v in options.items() if k in _knows(variant)})
+            for label, variant in chosen.items()
+        }
+    config = _configure(spec, default_length, options)
+    return {slot.label: config for slot in _select(slots, layers)}
+
+
+def _knows(variant: Variant) -> set[str]:
+    name = variant.variant if isinstance(variant, SynthesizerConfig) else variant
+    return variant_options(name) | {"max_length"}
+
+
+def _configure(variant: Variant, default_length: int, options: dict[str, Any]) -> SynthesizerConfig:
+    if isinstance(variant, SynthesizerConfig):
+        config = SynthesizerConfig.create(**{**variant.to_dict(), **options})
+    else:
+        config = SynthesizerConfig.create(variant, **options)
+    return config if config.max_length is not None else config.replace(max_length=default_length)
+
+
+def _hybrid(slots: list[Slot], spec: Mapping[Any, Variant]) -> dict[str, Variant]:
+    """Keys are an index, a stack, or "stack.index"; the more precise one wins."""
+    if not spec:
+        raise NoMatchingLayerError("The hybrid is empty: name at least one layer, as in {0: 'random', 1: 'dense'}.")
+    stacks = {slot.stack for slot in slots}
+    known = {slot.label for slot in slots} | stacks
+    for key in spec:
+        if isinstance(key, int) and not isinstance(key, bool):
+            _require_index(slots, key)
+        elif key not in known:
+            raise NoMatchingLayerError(
+                f"No layer {key!r} in this model. A key is an index, a stack ({', '.join(sorted(stacks))}) or "
+                f"'stack.index'; the layers are {_describe(slots)}.{did_you_mean(key, known)}"
+            )
+    chosen = {}
+    for slot in slots:
+        count = sum(other.stack == slot.stack for other in slots)
+        for key in (slot.label, slot.index, slot.index - count, slot.stack):
+            if key in spec:
+                chosen[slot.label] = spec[key]
+                break
+    return chosen
+
+
+def _select(slots: list[Slot], layers: Layers) -> list[Slot]:
+    if layers is None:
+        selected = slots
+    elif isinstance(layers, Mapping):
+        stacks = {slot.stack for slot in slots}
+        for stack in layers:
+            if stack not in stacks:
+                raise NoMatchingLayerError(
+                    f"No stack {stack!r} in this model, which has {', '.join(sorted(stacks))}.{did_you_mean(stack, stacks)}"
+                )
+        selected = []
+        for stack, inner in layers.items():
+            own = [slot for slot in slots if slot.stack == stack]
+            if inner is not False and inner is not None:
+                selected += _select(own, None if inner is True else inner)
+    elif callable(layers):
+        selected = [slot for slot in slots if layers(slot.name, slot.module)]
+    elif isinstance(layers, slice):
+        selected = [slot for slot in slots if slot.index in range(*layers.indices(_depth(slots, slot.stack)))]
+    else:
+        wanted = _indices(layers)
+        for index in wanted:
+            _require_index(slots, index)
+        selected = [slot for slot in slots if {slot.index, slot.index - _depth(slots, slot.stack)} & wanted]
+    if not selected:
+        raise NoMatchingLayerError(
+            f"The selection layers={layers!r} matches no self-attention layer. The model has {_describe(slots)}."
+        )
+    return selected
+
+
+def _indices(layers: Any) -> set[int]:
+    items = [layers] if isinstance(layers, int) else layers
+    if isinstance(items, str) or not isinstance(items, Iterable):
+        items = [items]
+    indices = list(items)
+    for index in indices:
+        if not isinstance(index, int) or isinstance(index, bool):
+            raise NoMatchingLayerError(
+                f"layers= takes indices, a slice, a function (name, module) -> bool, or a dict of stacks; not {index!r}."
+            )
+    return set(indices)
+
+
+def _depth(slots: list[Slot], stack: str) -> int:
+    return sum(slot.stack == stack for slot in slots)
+
+
+def _require_index(slots: list[Slot], index: int) -> None:
+    depth = max((_depth(slots, slot.stack) for slot in slots), default=0)
+    if not -depth <= index < depth:
+        raise NoMatchingLayerError(f"No layer {index} in this model, which has {_describe(slots)}.")
+
+
+def _describe(slots: list[Slot]) -> str:
+    stacks = dict.fromkeys(slot.stack for slot in slots)
+    if not stacks:
+        return "no self-attention layers"
+    return ", ".join(f"{stack} layers 0 to {_depth(slots, stack) - 1}" for stack in stacks)
+
+
+def plan_to_json(plan: Plan, slots: list[Slot]) -> dict[str, Any]:
+    """For `config.json`: the distinct configurations, and for each stack which layer has which (null: stock)."""
+    configs: list[dict[str, Any]] = []
+    layers: dict[str, list[int | None]] = {}
+    for slot in slots:
+        row = layers.setdefault(slot.stack, [])
+        if slot.label not in plan:
+            row.append(None)
+            continue
+        data = plan[slot.label].to_dict()
+        if data not in configs:
+            configs.append(data)
+        row.append(configs.index(data))
+    return {"format_version": FORMAT_VERSION, "configs": configs, "layers": layers}
+
+
+def plan_from_json(data: Any) -> Plan:
+    """The inverse of `plan_to_json`.
+
+    Raises:
+        CheckpointMismatchError: for a newer format, an unknown key, or a description that contradicts itself.
+    """
+    where = "the field 'synthesizer' of config.json"
+    if not isinstance(data, Mapping):
+        raise CheckpointMismatchError(f"Expected a description of the patched layers in {where}, found {data!r}.")
+    version = data.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise CheckpointMismatchError(
+            f"{where} has format_version {version!r}; this version of hf_synthesizer reads up to {FORMAT_VERSION}. "
+            f"Upgrade it: pip install -U hf_synthesizer."
+        )
+    unknown = sorted(data.keys() - {"format_version", "configs", "layers"})
+    if unknown:
+        raise CheckpointMismatchError(f"Unknown key {unknown[0]!r} in {where}; upgrade hf_synthesizer, or remove it.")
+    try:
+        configs = [SynthesizerConfig.from_dict(config) for config in data["configs"]]
+        return {
+            f"{stack}.{index}": configs[number]
+            for stack, row in data["layers"].items()
+            for index, number in enumerate(row)
+            if number is not None
+        }
+    except SynthesizerError as error:
+        raise CheckpointMismatchError(f"Cannot build what {where} describes: {error}") from error
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise CheckpointMismatchError(f"{where} is damaged ({type(error).__name__}: {error}).") from error

@@ -1,0 +1,105 @@
+"""Which place of the sequence each query and each key stands at.
+
+Synthesized logits know tokens by their position alone, so a layer has to know it exactly: in an encoder the positions
+are 0 … L−1, in a cached decoder the queries start where the cache ends, and in a left-padded batch every row has a
+start of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .errors import SequenceTooLongError
+
+
+class Positions:
+    """The positions of `query_length` queries and `key_length` keys.
+
+    Contiguous, the same for each row of the batch (the common case, served by slices): queries stand at
+    `start … start + query_length − 1` and keys at `0 … key_length − 1`. `start` is an int, or a scalar tensor where a
+    static cache keeps its length on the device.
+
+    Otherwise `query` (B, Lq) and `key` (B, Lk) name each position, and tables are gathered row by row.
+    """
+
+    def __init__(
+        self,
+        query_length: int,
+        key_length: int,
+        start: int | torch.Tensor = 0,
+        query: torch.Tensor | None = None,
+        key: torch.Tensor | None = None,
+    ):
+        self.query_length = query_length
+        self.key_length = key_length
+        self.start = start
+        self.query = query
+        self.key = key
+
+    @classmethod
+    def from_position_ids(
+        cls, position_ids: torch.Tensor | None, query_length: int, key_length: int, start: int | torch.Tensor
+    ) -> Positions:
+        """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are recognised, and served by slices.
+
+        Cached keys are as far behind their query as their slots are, which is what generation with left padding means.
+        """
+        if position_ids is None:
+            return cls(query_length, key_length, start)
+        slots = torch.arange(query_length, device=position_ids.device) + start
+        if not torch.compiler.is_compiling() and bool((position_ids == slots).all()):
+            return cls(query_length, key_length, start)
+        if isinstance(start, int) and start == 0 and key_length == query_length:
+            return cls(query_length, key_length, start, position_ids, position_ids)
+        offset = slots[-1] - position_ids[:, -1:]  # (B or 1, 1): how many slots of a row are padding
+        key = torch.arange(key_length, device=position_ids.device) - offset
+        return cls(query_length, key_length, start, position_ids, key.clamp(min=0))
+
+    @classmethod
+    def from_left_padding(
+        cls, keep: torch.Tensor | None, query_length: int, key_length: int, start: int | torch.Tensor
+    ) -> Positions:
+        """From a key mask (B or 1, Lk): each row starts at its first visible key, however many pads stand before it."""
+        if keep is None:
+            return cls(query_length, key_length, start)
+        offset = (keep.cumsum(-1) == 0).sum(-1, keepdim=True)  # (B or 1, 1)
+        if not torch.compiler.is_compiling() and not bool(offset.any()):
+            return cls(query_length, key_length, start)
+        query = torch.arange(query_length, device=keep.device) + start - offset
+        key = torch.arange(key_length, device=keep.device) - offset
+        return cls(query_length, key_length, start, query.clamp(min=0), key.clamp(min=0))
+
+    @property
+    def per_row(self) -> bool:
+        """Whether rows of the batch have positions of their own."""
+        return self.query is not None
+
+    def require(self, max_length: int) -> None:
+        """Raise `SequenceTooLongError` when a position lies beyond `max_length`."""
+        if self.key_length > max_length:
+            raise SequenceTooLongError(
+                f"The sequence has length L = {self.key_length}, but this synthesizer was built for at most "
+                f"N = max_length = {max_length} positions. Truncate the input (tokenizer(..., truncation=True, "
+                f"max_length={max_length})), generate fewer tokens, or patch the model again with "
+                f"patch_model(..., max_length={self.key_length}) and train it."
+            )
+        if self.query is not None and not torch.compiler.is_compiling() and int(self.query.max()) >= max_length:
+            raise SequenceTooLongError(
+                f"position_ids name position {int(self.query.max())}, but this synthesizer was built for "
+                f"N = max_length = {max_length} positions, 0 to {max_length - 1}. Pass smaller position_ids, or patch "
+                f"the model again with a larger max_length."
+            )
+
+    def queries(self, table: torch.Tensor) -> torch.Tensor:
+        """The queries' rows of a table (H, N, …): (H, Lq, …), or (B, H, Lq, …) when `per_row`."""
+        if self.query is not None:
+            return table[:, self.query].transpose(0, 1)
+        if isinstance(self.start, torch.Tensor):
+            return table.index_select(1, self.start + torch.arange(self.query_length, device=table.device))
+        return table[:, self.start : self.start + self.query_length]
+
+    def keys(self, table: torch.Tensor) -> torch.Tensor:
+        """The keys' rows of a table (H, N, …): (H, Lk, …), or (B, H, Lk, …) when `per_row`."""
+        if self.key is not None:
+            return table[:, self.key].transpose(0, 1)
+        return table[:, : self.key_length]

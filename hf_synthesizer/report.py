@@ -1,0 +1,91 @@
+"""What a patch changed, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from .counting import count_parameters
+from .families import family_of
+from .families.mixin import SynthesizerMixin
+from .plan import find_slots
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One attention layer. `before` and `after` count the parameters its logits train, biases included."""
+
+    name: str
+    variant: str
+    before: int
+    after: int
+    note: str
+
+
+@dataclass(frozen=True)
+class PatchReport:
+    """Every attention layer of a model, and the model's parameters before and after. Prints as a table."""
+
+    layers: tuple[LayerReport, ...]
+    parameters_before: int
+    parameters_after: int
+
+    @property
+    def swapped(self) -> tuple[LayerReport, ...]:
+        """The synthesized layers."""
+        return tuple(layer for layer in self.layers if layer.variant != "stock")
+
+    @property
+    def left(self) -> tuple[LayerReport, ...]:
+        """The layers that stayed as they were; `note` says why."""
+        return tuple(layer for layer in self.layers if layer.variant == "stock")
+
+    def __str__(self) -> str:
+        rows = [("layer", "attention", "logit parameters", "note")]
+        for layer in self.layers:
+            change = f"{layer.before:,} → {layer.after:,}" if layer.variant != "stock" else f"{layer.before:,}"
+            rows.append((layer.name, layer.variant, change, layer.note))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        share = self.parameters_after / max(self.parameters_before, 1) - 1
+        summary = (
+            f"{len(self.swapped)} of {len(self.layers)} attention layers synthesized; model parameters "
+            f"{self.parameters_before:,} → {self.parameters_after:,} ({share:+.1%})"
+        )
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], summary])
+
+
+def patch_report(model: PreTrainedModel) -> PatchReport:
+    """What was swapped, parameters before and after, what was left and why. Also works on a stock model.
+
+    Raises:
+        UnsupportedModelError: for a model that no family serves.
+    """
+    family = family_of(model)
+    slots, cross = find_slots(family, model)
+    layers = []
+    for slot in slots:
+        module = slot.module
+        if isinstance(module, SynthesizerMixin):
+            config = module.synthesizer.config
+            options = ", ".join(f"{key}={value}" for key, value in config.non_default().items())
+            note = f"max_length={config.max_length}" + (f", {options}" if options else "")
+            before, after = module.stock_logit_parameters, count_parameters(module.synthesizer)
+            layers.append(LayerReport(slot.name, config.variant, before, after, note))
+        else:
+            count = _projection_parameters(family.attention, module)
+            layers.append(LayerReport(slot.name, "stock", count, count, "not selected"))
+    for name in cross:
+        count = _projection_parameters(family.attention, model.get_submodule(name))
+        layers.append(LayerReport(name, "stock", count, count, "cross-attention stays: synthesizers replace self-attention"))
+    after = count_parameters(model, trainable_only=False)
+    change = sum(layer.after - layer.before for layer in layers)
+    return PatchReport(tuple(layers), after - change, after)
+
+
+def _projection_parameters(attention: type[SynthesizerMixin], stock: nn.Module) -> int:
+    return sum(count_parameters(stock.get_submodule(name), trainable_only=False) for name in attention.projections)

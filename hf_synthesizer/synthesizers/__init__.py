@@ -1,0 +1,37 @@
+"""How logits are made: one small file a synthesizing function, pure torch."""
+
+from __future__ import annotations
+
+from ..config import SynthesizerConfig
+from .base import Synthesizer
+from .dense import DenseSynthesizer
+from .dot_product import DotProductSynthesizer
+from .factorized_dense import FactorizedDenseSynthesizer
+from .factorized_random import FactorizedRandomSynthesizer
+from .mixture import MixtureSynthesizer
+from .random import FixedRandomSynthesizer, RandomSynthesizer
+from .registry import get_variant, list_variants, register_variant
+from .salience import SalienceSynthesizer
+
+__all__ = [
+    "DenseSynthesizer",
+    "DotProductSynthesizer",
+    "FactorizedDenseSynthesizer",
+    "FactorizedRandomSynthesizer",
+    "FixedRandomSynthesizer",
+    "MixtureSynthesizer",
+    "RandomSynthesizer",
+    "SalienceSynthesizer",
+    "Synthesizer",
+    "build_synthesizer",
+    "list_variants",
+    "register_variant",
+]
+
+
+def build_synthesizer(
+    config: SynthesizerConfig, hidden_size: int, num_heads: int, max_length: int, *, head_dim: int | None = None
+) -> Synthesizer:
+    """The synthesizer that a configuration describes, freshly initialised with torch's generator."""
+    cls = MixtureSynthesizer if len(config.parts) > 1 else get_variant(config.variant)
+    return cls(hidden_size, num_heads, config.max_length or max_length, config, head_dim=head_dim)

@@ -1,0 +1,106 @@
+"""What every synthesizer is: a module from hidden states to lazy logits."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..config import SynthesizerConfig
+from ..logits import Logits
+from ..positions import Positions
+
+
+class Synthesizer(nn.Module):
+    """The logits S of `softmax(S + mask) · V`, for H heads of width d_h and up to N = `max_length` positions.
+
+    A subclass is registered with `@register_variant("name")`, and defines `__init__` with the signature below,
+    `synthesize`, `start_at_zero` and, when it looks at the keys' tokens, `key_width` and `project_keys`.
+
+    Args:
+        hidden_size: the width d of the hidden states.
+        num_heads: the number H of heads.
+        max_length: the number N of positions.
+        config: the options; the registered variant's defaults if None.
+        head_dim: the width d_h of a head, `hidden_size // num_heads` if None.
+    """
+
+    variant: ClassVar[str]
+    """The registered name."""
+    formula: ClassVar[str]
+    """The logits S[h, i, j], as the README prints them."""
+    parameter_formula: ClassVar[str]
+    """How many weights the logits of a layer train, biases left out."""
+    options: ClassVar[frozenset[str]] = frozenset()
+    """The fields of `SynthesizerConfig`, and own options, that the variant uses."""
+    key_side: ClassVar[bool] = False
+    """Whether S says what a key is worth to everybody; such a part joins a mixture with weight 1."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        max_length: int,
+        config: SynthesizerConfig | None = None,
+        *,
+        head_dim: int | None = None,
+    ):
+        super().__init__()
+        self.config = config if config is not None else SynthesizerConfig(self.variant)
+        self.hidden_size = hidden_size
+        self.num_heads = num_heads
+        self.max_length = max_length
+        self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
+
+    @property
+    def table_heads(self) -> int:
+        """How many heads the tables have: 1 when all heads share them."""
+        return 1 if self.config.share_heads else self.num_heads
+
+    @property
+    def key_width(self) -> int:
+        """How many numbers a head the logits need to know of each key's token; a decoder's cache keeps them."""
+        return 0
+
+    def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """What the logits need to know of the keys' tokens: (B, H, L, key_width), or None if that is nothing."""
+        return None
+
+    def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
+        """The logits of the queries at `hidden_states` (B, Lq, d)."""
+        raise TypeError(f"{type(self).__name__} must define synthesize()")
+
+    def start_at_zero(self) -> None:
+        """Make all logits exactly 0, but leave them a gradient (for `mixing="sum"`)."""
+        raise TypeError(f"{type(self).__name__} must define start_at_zero()")
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        key_states: torch.Tensor | None = None,
+        positions: Positions | None = None,
+    ) -> Logits:
+        """The logits for `hidden_states` (B, Lq, d); without the rest, those of a plain sequence of Lq tokens.
+
+        Raises:
+            SequenceTooLongError: for more than `max_length` positions.
+        """
+        if positions is None:
+            positions = Positions(hidden_states.shape[-2], hidden_states.shape[-2])
+        if key_states is None:
+            key_states = self.project_keys(hidden_states)
+        positions.require(self.max_length)
+        return self.synthesize(hidden_states, key_states, positions)
+
+    def split_heads(self, projected: torch.Tensor) -> torch.Tensor:
+        """(B, L, H·x) → (B, H, L, x)."""
+        batch, length, _ = projected.shape
+        return projected.view(batch, length, self.num_heads, -1).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        shown = {"num_heads": self.num_heads, "max_length": self.max_length, **self.config.non_default()}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+    def load_stock(self, **projections: Any) -> None:
+        """Take over what the stock layer's attention logits were made of. Only `dot_product` has a use for it."""

@@ -1,0 +1,44 @@
+"""Dense Synthesizer: each token predicts its own row of logits (section 3.2 of the paper)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..logits import Logits, LowRank
+from ..positions import Positions
+from .base import Synthesizer
+from .registry import register_variant
+
+
+@register_variant("dense")
+class DenseSynthesizer(Synthesizer):
+    """`S[h, i, j] = relu(W1 x_i)[h] · W2[h, :, j] + b2[h, j]`.
+
+    The columns of W2 play the keys' part, but no token has a say in them.
+    """
+
+    formula = "relu(W1 x_i)[h] · W2[h, :, j] + b2[h, j]"
+    parameter_formula = "d² + d·N"
+    options = frozenset({"share_heads"})
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.hidden = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
+        self.columns = nn.Parameter(torch.empty(self.table_heads, self.max_length, self.head_dim))  # W2ᵀ (H, N, d_h)
+        self.bias = nn.Parameter(torch.zeros(self.table_heads, self.max_length))
+        nn.init.normal_(self.columns, std=0.02)
+
+    def start_at_zero(self) -> None:
+        nn.init.zeros_(self.columns)
+
+    def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
+        query = self.split_heads(self.hidden(hidden_states).relu())  # (B, H, Lq, d_h)
+        key, bias = positions.keys(self.columns), positions.keys(self.bias)
+        if not positions.per_row:
+            key, bias = key.unsqueeze(0), bias.unsqueeze(0)
+        return LowRank(
+            query,
+            key.expand(-1, self.num_heads, -1, -1),  # (1 or B, H, Lk, d_h)
+            bias.expand(-1, self.num_heads, -1),  # (1 or B, H, Lk)
+        )

@@ -1,0 +1,44 @@
+"""Dot-product attention, the stock kind, as one part among others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..logits import Logits, LowRank
+from ..positions import Positions
+from .base import Synthesizer
+from .registry import register_variant
+
+
+@register_variant("dot_product")
+class DotProductSynthesizer(Synthesizer):
+    """`S[h, i, j] = (Wq x_i)[h] · (Wk x_j)[h] · scaling`, with the base model's own projections and scaling."""
+
+    formula = "(Wq x_i)[h] · (Wk x_j)[h] · scaling"
+    parameter_formula = "2·d²"
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.query = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
+        self.key = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
+        self.scaling = self.head_dim**-0.5
+
+    @property
+    def key_width(self) -> int:
+        return self.head_dim
+
+    def load_stock(self, *, query: nn.Module, key: nn.Module, scaling: float, **_: Any) -> None:
+        self.query, self.key, self.scaling = query, key, scaling
+
+    def start_at_zero(self) -> None:
+        """Stays as it is: it is the part that the others are added to."""
+
+    def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.split_heads(self.key(hidden_states))
+
+    def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
+        assert key_states is not None  # `project_keys` made them
+        return LowRank(self.split_heads(self.query(hidden_states)) * self.scaling, key_states)

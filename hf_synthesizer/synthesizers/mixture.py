@@ -1,0 +1,79 @@
+"""Mixtures `a+b[+c]`: a weighted sum of other synthesizers' logits (section 3.5 of the paper)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..config import SynthesizerConfig
+from ..logits import Logits, Sum
+from ..positions import Positions
+from .base import Synthesizer
+from .registry import get_variant
+
+
+class MixtureSynthesizer(Synthesizer):
+    """`S[h, i, j] = Σ_c α[h, c] · S_c[h, i, j]`, one scalar weight a head and component.
+
+    With `mixing="softmax"` α is a softmax over the components that compete; a key-side part such as `salience` does
+    not compete and has weight 1, and a lone competitor needs no weight. With `mixing="sum"` each component has a free
+    weight that starts at 1, and new parts start at 0.
+    """
+
+    formula = "Σ_c α[h, c] · S_c[h, i, j]"
+    parameter_formula = "Σ + H·C"
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, max_length: int, config: SynthesizerConfig, *, head_dim: int | None = None
+    ):
+        super().__init__(hidden_size, num_heads, max_length, config, head_dim=head_dim)
+        self.parts = nn.ModuleDict()
+        for name in config.parts:
+            self.parts[name] = get_variant(name)(hidden_size, num_heads, max_length, config, head_dim=head_dim)
+        softmax = config.mixing == "softmax"
+        self.weighted = [name for name in config.parts if not (softmax and get_variant(name).key_side)]
+        if softmax and len(self.weighted) < 2:
+            self.weighted = []
+        if self.weighted:
+            start = torch.zeros if softmax else torch.ones
+            self.mixing_weights = nn.Parameter(start(num_heads, len(self.weighted)))  # (H, C)
+        if not softmax and config.init == "default":
+            for part in self.parts.values():
+                part.start_at_zero()
+
+    @property
+    def key_width(self) -> int:
+        return sum(part.key_width for part in self.parts.values())
+
+    def load_stock(self, **projections: Any) -> None:
+        for part in self.parts.values():
+            part.load_stock(**projections)
+
+    def start_at_zero(self) -> None:
+        for part in self.parts.values():
+            part.start_at_zero()
+
+    def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        states = [part.project_keys(hidden_states) for part in self.parts.values() if part.key_width]
+        return torch.cat(states, dim=-1) if states else None  # (B, H, L, Σ widths)
+
+    def alpha(self) -> dict[str, torch.Tensor]:
+        """The weight (H,) of each weighted component."""
+        if not self.weighted:
+            return {}
+        weights = self.mixing_weights.softmax(-1) if self.config.mixing == "softmax" else self.mixing_weights
+        return dict(zip(self.weighted, weights.unbind(-1), strict=True))
+
+    def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
+        alpha = self.alpha()
+        terms: list[tuple[torch.Tensor | None, Logits]] = []
+        start = 0
+        for name, part in self.parts.items():
+            states = None
+            if part.key_width and key_states is not None:
+                states = key_states[..., start : start + part.key_width]
+                start += part.key_width
+            terms.append((alpha.get(name), part.synthesize(hidden_states, states, positions)))
+        return Sum(terms)

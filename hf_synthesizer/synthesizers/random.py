@@ -1,0 +1,56 @@
+"""Random Synthesizer: one trained matrix of logits a head, whatever the input (section 3.3 of the paper)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..logits import Explicit, Logits, Static
+from ..positions import Positions
+from .base import Synthesizer
+from .patterns import handcrafted_logits
+from .registry import register_variant
+
+
+@register_variant("random")
+class RandomSynthesizer(Synthesizer):
+    """`S[h, i, j] = R[h, i, j]`, R trained."""
+
+    formula = "R[h, i, j]"
+    parameter_formula = "H·N²"
+    options = frozenset({"share_heads", "init"})
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        table = torch.empty(self.table_heads, self.max_length, self.max_length)  # (H or 1, N, N)
+        self.register_table(table)
+        nn.init.normal_(self.table, std=0.02)
+        if self.config.init == "handcrafted":
+            patterns = handcrafted_logits(self.max_length)[: self.table_heads]
+            with torch.no_grad():
+                self.table[: len(patterns)] = patterns
+
+    def register_table(self, table: torch.Tensor) -> None:
+        """Hold R; whether it is trained is all that tells `random` and `fixed_random` apart."""
+        self.table = nn.Parameter(table)
+
+    def start_at_zero(self) -> None:
+        nn.init.zeros_(self.table)
+
+    def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
+        table = self.table.expand(self.num_heads, -1, -1)
+        rows = positions.queries(table)  # (H, Lq, N), or (B, H, Lq, N)
+        if not positions.per_row:
+            return Static(rows[..., : positions.key_length])
+        columns = positions.key[:, None, None, :]  # type: ignore[index]
+        return Explicit(rows.gather(-1, columns.expand(*rows.shape[:-1], -1)))  # (B, H, Lq, Lk)
+
+
+@register_variant("fixed_random")
+class FixedRandomSynthesizer(RandomSynthesizer):
+    """`S[h, i, j] = R[h, i, j]`, R drawn once, saved and never trained."""
+
+    parameter_formula = "0"
+
+    def register_table(self, table: torch.Tensor) -> None:
+        self.register_buffer("table", table)

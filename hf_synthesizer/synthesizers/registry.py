@@ -1,0 +1,74 @@
+"""The registry of variants: the single source for names, options, formulas, tests and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from ..errors import InvalidConfigError, UnknownVariantError, did_you_mean
+
+if TYPE_CHECKING:
+    from .base import Synthesizer
+
+    Registered = TypeVar("Registered", bound=type[Synthesizer])
+
+_VARIANTS: dict[str, type[Synthesizer]] = {}
+
+
+def register_variant(name: str) -> Callable[[Registered], Registered]:
+    """Class decorator: make a `Synthesizer` subclass known under `name`, for `patch_model` and for mixtures.
+
+    Raises:
+        InvalidConfigError: for a name that is taken, or that could not be told from a mixture.
+    """
+    if not name.isidentifier():
+        raise InvalidConfigError(f"A variant's name must be an identifier such as 'my_variant', not {name!r}.")
+
+    def register(cls: Registered) -> Registered:
+        taken = _VARIANTS.get(name)
+        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise InvalidConfigError(f"The variant {name!r} is registered already, by {taken.__qualname__}.")
+        cls.variant = name
+        _VARIANTS[name] = cls
+        return cls
+
+    return register
+
+
+def list_variants() -> list[str]:
+    """The names of all registered variants. Any of them can be mixed: `"random+dot_product"`."""
+    return list(_VARIANTS)
+
+
+def get_variant(name: str) -> type[Synthesizer]:
+    """The class registered under `name`, which is no mixture."""
+    if name not in _VARIANTS:
+        raise UnknownVariantError(
+            f"Unknown variant {name!r}. Known are {', '.join(_VARIANTS)}, and mixtures of them such as "
+            f"'random+dot_product'.{did_you_mean(name, _VARIANTS)}"
+        )
+    return _VARIANTS[name]
+
+
+def split_variant(variant: str) -> list[str]:
+    """The parts of `"a+b+c"`, each checked.
+
+    Raises:
+        UnknownVariantError: for an unknown or an empty part.
+        InvalidConfigError: for a part named twice.
+    """
+    if not isinstance(variant, str):
+        raise UnknownVariantError(f"A variant is a string such as 'dense' or 'random+dot_product', not {variant!r}.")
+    parts = [part.strip() for part in variant.split("+")]
+    for part in parts:
+        get_variant(part)
+    if len(set(parts)) != len(parts):
+        raise InvalidConfigError(f"The mixture {variant!r} names a part twice; name each part once.")
+    return parts
+
+
+def variant_options(variant: str) -> set[str]:
+    """The names of the options that a variant, or some part of a mixture, uses."""
+    parts = split_variant(variant)
+    options: set[str] = set().union(*(get_variant(part).options for part in parts))
+    return options | {"mixing"} if len(parts) > 1 else options

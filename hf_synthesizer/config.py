@@ -50,7 +50,9 @@ class SynthesizerConfig:
         if self.factors is not None:
             object.__setattr__(self, "factors", _factor_pair(self.factors))
         object.__setattr__(self, "options", dict(self.options))
-        _require(self.max_length is None or _positive(self.max_length), "max_length", self.max_length, "a positive int")
+        _require(
+            self.max_length is None or _positive(self.max_length), "max_length", self.max_length, "a positive int"
+        )
         _require(_positive(self.rank), "rank", self.rank, "a positive int")
         _require(isinstance(self.share_heads, bool), "share_heads", self.share_heads, "True or False")
         _require(self.mixing in MIXINGS, "mixing", self.mixing, " or ".join(map(repr, MIXINGS)))

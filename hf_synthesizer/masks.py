@@ -26,12 +26,12 @@ class AttentionMask:
         self.causal_offset = causal_offset
 
     @classmethod
-    def from_tensor(cls, mask: torch.Tensor | None, **kwargs) -> AttentionMask:
+    def from_tensor(cls, mask: torch.Tensor | None, causal_offset: int | torch.Tensor | None = None) -> AttentionMask:
         """From a bool mask (True: look) or an additive one (the dtype's minimum or −inf: do not look)."""
         if mask is None or mask.dtype == torch.bool:
-            return cls(keep=mask, **kwargs)
+            return cls(keep=mask, causal_offset=causal_offset)
         keep = mask > torch.finfo(mask.dtype).min / 2
-        return cls(keep=keep, bias=mask.masked_fill(~keep, 0.0), **kwargs)
+        return cls(keep=keep, bias=mask.masked_fill(~keep, 0.0), causal_offset=causal_offset)
 
     def with_bias(self, bias: torch.Tensor | None) -> AttentionMask:
         """The same mask with one more additive bias."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -59,7 +59,7 @@ def patch_model(
     slots, _ = find_slots(family, model)
     if max_length is not None:
         options["max_length"] = max_length
-    plan = make_plan(slots, variant, layers, family.default_max_length(model.config), options)
+    plan = make_plan(slots, variant, layers, family.attention.default_max_length(model.config), options)
     undo = _install(family, model, plan)
     model.__dict__[_UNDO] = undo
     return model
@@ -89,10 +89,10 @@ def unpatch_model(model: Model) -> Model:
         stock.train(twin.training)
         model.set_submodule(name, stock)
     for name, cls in undo.model_classes.items():
-        module = model.get_submodule(name)
-        module.config.__class__ = undo.config_class
-        module.config.__dict__.pop("synthesizer", None)
-        _set_class(module, cls)
+        submodel = cast(PreTrainedModel, model.get_submodule(name))
+        submodel.config.__class__ = undo.config_class
+        submodel.config.__dict__.pop("synthesizer", None)
+        _set_class(submodel, cls)
     del model.__dict__[_UNDO]
     return model
 

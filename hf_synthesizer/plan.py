@@ -68,7 +68,9 @@ def make_plan(slots: list[Slot], spec: Spec, layers: Layers, default_length: int
         chosen = _hybrid(slots, spec)
         unused = [key for key in options if key != "max_length" and not any(key in _knows(v) for v in spec.values())]
         if unused:
-            raise InvalidConfigError(f"No variant of the hybrid uses {unused[0]}={options[unused[0]]!r}: leave it out.")
+            raise InvalidConfigError(
+                f"No variant of the hybrid uses {unused[0]}={options[unused[0]]!r}: leave it out."
+            )
         return {
             label: _configure(variant, default_length, {k: v for k, v in options.items() if k in _knows(variant)})
             for label, variant in chosen.items()

@@ -81,7 +81,9 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
             layers.append(LayerReport(slot.name, "stock", count, count, "not selected"))
     for name in cross:
         count = _projection_parameters(family.attention, model.get_submodule(name))
-        layers.append(LayerReport(name, "stock", count, count, "cross-attention stays: synthesizers replace self-attention"))
+        layers.append(
+            LayerReport(name, "stock", count, count, "cross-attention stays: synthesizers replace self-attention")
+        )
     after = count_parameters(model, trainable_only=False)
     change = sum(layer.after - layer.before for layer in layers)
     return PatchReport(tuple(layers), after - change, after)

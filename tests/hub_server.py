@@ -1,11 +1,9 @@
 """A small Hub on loopback for the real `huggingface_hub` client, kept in memory.
 
-    with HubServer() as hub:
-        hub.run(push, "me/model", home=tmp_path)        # `push`, a module-level function, in a new process
-        hub.repos["me/model"].files()["config.json"]    # what has arrived
-        hub.fail_with("cut_download", "*.safetensors")
+The client reads `HF_ENDPOINT` when it is imported, so it belongs in a process with `hub.environment(home)`:
 
-The client reads `HF_ENDPOINT` when it is imported, so it belongs in a process with `hub.environment(home)`.
+    hub.run(push, "me/model", home=tmp_path)        # `push`, a module-level function, in a new process
+    hub.repos["me/model"].files()["config.json"]    # what has arrived
 """
 
 import base64
@@ -19,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +26,6 @@ import pytest
 
 WRITE_TOKEN, READ_TOKEN = "write-token", "read-token"
 LFS_SUFFIXES = (".safetensors", ".bin", ".pt", ".onnx", ".parquet", ".arrow", ".zip", ".gz")
-LFS_SIZE = 10 * 2**20  # a larger file goes to LFS whatever its name
 FailureKind = Literal["full", "cut_upload", "cut_download"]
 
 API_REPO = "/api/(?:models/|(?=datasets/|spaces/))(?P<repo>(?:datasets/|spaces/)?[^/]+(?:/[^/]+)??)"
@@ -54,14 +50,13 @@ class File:
     content: bytes
     lfs: bool
 
-    @cached_property
+    @property
     def etag(self) -> str:
         """SHA-256 of an LFS file, git's SHA-1 of a regular one."""
         blob = b"blob %d\0%s" % (len(self.content), self.content)
         return hashlib.sha256(self.content).hexdigest() if self.lfs else hashlib.sha1(blob).hexdigest()
 
     def entry(self, path: str) -> dict[str, Any]:
-        """What a listing says of the file."""
         etag, size = self.etag, len(self.content)
         lfs = {"oid": etag, "sha256": etag, "size": size, "pointerSize": 134} if self.lfs else None
         return {"type": "file", "path": path, "rfilename": path, "size": size, "oid": etag[:40], "lfs": lfs}
@@ -75,7 +70,6 @@ class Repo:
     tags: dict[str, str] = field(default_factory=dict)
 
     def sha(self, revision: str = "main") -> str:
-        """The commit a branch, a tag or a sha stands for."""
         sha = self.branches.get(revision) or self.tags.get(revision) or revision
         if sha not in self.commits:
             raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
@@ -85,8 +79,7 @@ class Repo:
         return {path: file.content for path, file in self.commits[self.sha(revision)].items()}
 
     def commit(self, branch: str, files: dict[str, File]) -> str:
-        described = [self.name, len(self.commits), *((path, file.etag) for path, file in files.items())]
-        sha = hashlib.sha1(repr(described).encode()).hexdigest()
+        sha = os.urandom(20).hex()
         self.commits[sha], self.branches[branch] = dict(sorted(files.items())), sha
         return sha
 
@@ -99,12 +92,8 @@ class Request:
     path: str
     query: dict[str, str]
     headers: dict[str, str]  # lower-case names
-    token: str | None
     body: bytes = b""
     status: int = 0
-
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 @dataclass
@@ -124,11 +113,11 @@ class Refusal(Exception):
 
 
 def is_lfs(path: str, size: int) -> bool:
-    return path.endswith(LFS_SUFFIXES) or size > LFS_SIZE
+    return path.endswith(LFS_SUFFIXES) or size > 10 * 2**20
 
 
 class HubServer:
-    """The Hub; its attributes are there for a test to look at and to change."""
+    """The Hub; a test may look at all and change it, stop it, and start it again on the same port."""
 
     def __init__(self) -> None:
         self.user, self.url, self.port = "me", "", 0
@@ -136,11 +125,10 @@ class HubServer:
         self.repos: dict[str, Repo] = {}  # "me/model", "datasets/me/data"
         self.objects: dict[str, bytes] = {}  # LFS contents by SHA-256
         self.requests: list[Request] = []
-        self.failures: dict[FailureKind, tuple[str, int]] = {}  # pattern of the paths, and how often still
+        self.failures: dict[tuple[FailureKind, str], int] = {}  # by kind and pattern: how often still
         self.lock = threading.RLock()
 
     def start(self) -> "HubServer":
-        """Listen; after a `stop` on the same port again."""
         self.http = ThreadingHTTPServer(("127.0.0.1", self.port), type("Connection", (Connection,), {"hub": self}))
         self.port, self.url = self.http.server_port, f"http://127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
@@ -166,8 +154,7 @@ class HubServer:
         script = f"import json, {function.__module__} as module; print('\\n' + json.dumps({call}))"
         options: dict[str, Any] = {"cwd": Path(__file__).parents[1], "env": self.environment(home, token)}
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, **options)
-        if done.returncode:
-            raise AssertionError(f"{function.__qualname__} failed:\n{done.stdout}\n{done.stderr}")
+        assert done.returncode == 0, f"{function.__qualname__} failed:\n{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout.splitlines()[-1])
 
     def fail_with(self, kind: FailureKind, path: str = "*", times: int = sys.maxsize) -> None:
@@ -176,14 +163,15 @@ class HubServer:
         `full` answers LFS contents and commits with 507; `cut_upload` reads half of theirs and cuts the connection;
         `cut_download` never sends a file's second half, whichever range is asked for.
         """
-        self.failures[kind] = (path, times)
+        self.failures[kind, path] = times
 
     def failing(self, kind: FailureKind, request: Request) -> bool:
         with self.lock:
-            path, times = self.failures.get(kind, ("", 0))
-            fails = times > 0 and fnmatch(request.path, path)
-            self.failures |= {kind: (path, times - 1)} if fails else {}
-            return fails
+            for (failure, path), times in list(self.failures.items()):
+                if failure == kind and times > 0 and fnmatch(request.path, path):
+                    self.failures[failure, path] = times - 1
+                    return True
+        return False
 
     def add_files(self, name: str, files: dict[str, bytes]) -> str:
         """Commit to `main` without a client, to a new repo if there is none; returns the sha."""
@@ -194,8 +182,9 @@ class HubServer:
             return repo.commit("main", kept | added)
 
     def answer(self, request: Request, raw_path: str) -> Any:
-        role = self.tokens.get(request.token or "")
-        if request.token and role is None:
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        role = self.tokens.get(token)
+        if token and role is None:
             raise Refusal(401, "Invalid credentials in Authorization header")
         if request.method in ("POST", "DELETE") and role != "write":
             raise Refusal(403 if role else 401, "It takes a token with write access to do this")
@@ -204,29 +193,28 @@ class HubServer:
                 groups: dict[str, Any] = {group: unquote(text) for group, text in match.groupdict().items() if text}
                 with self.lock:
                     if "repo" in groups:
-                        groups["repo"] = self.known_repo(request, groups["repo"])
+                        groups["repo"] = self.known_repo(groups["repo"])
                     return getattr(self, name)(request, **groups)
         raise Refusal(404, f"This Hub has no {request.method} {request.path}")
 
-    def known_repo(self, request: Request, name: str) -> Repo:
+    def known_repo(self, name: str) -> Repo:
         if name not in self.repos:
-            raise Refusal(404 if request.token else 401, f"Repository not found: {name}", "RepoNotFound")
+            raise Refusal(404, f"Repository not found: {name}", "RepoNotFound")
         return self.repos[name]
 
     def whoami(self, request: Request) -> Any:
-        token = {"displayName": "test", "role": self.tokens.get(request.token or "")}
-        return {"type": "user", "name": self.user, "orgs": [], "auth": {"accessToken": token}}
+        return {"type": "user", "name": self.user, "orgs": []}
 
     def validate_card(self, request: Request) -> Any:
         return {"errors": [], "warnings": []}
 
     def create_or_delete_repo(self, request: Request, action: str) -> Any:
-        wanted = request.json()
+        wanted = json.loads(request.body)
         folder = "" if wanted.get("type") in (None, "model") else wanted["type"] + "s/"
         name = f"{folder}{wanted.get('organization') or self.user}/{wanted['name']}"
         answer = {"url": f"{self.url}/{name}", "name": name}
         if action == "delete":
-            del self.repos[self.known_repo(request, name).name]
+            del self.repos[self.known_repo(name).name]
         elif name in self.repos:
             return Answer(answer | {"error": "You already created this repo"}, 409)
         else:
@@ -235,14 +223,14 @@ class HubServer:
 
     def preupload(self, request: Request, repo: Repo, revision: str) -> Any:
         known, files = repo.commits[repo.sha(revision)], []
-        for wanted in request.json()["files"]:
+        for wanted in json.loads(request.body)["files"]:
             path, mode = wanted["path"], "lfs" if is_lfs(wanted["path"], wanted["size"]) else "regular"
             oid = known[path].etag if path in known else None  # lets the client leave out what is unchanged
             files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         return {"files": files}
 
     def lfs_batch(self, request: Request, repo: Repo) -> Any:
-        objects = [{"oid": wanted["oid"], "size": wanted["size"]} for wanted in request.json()["objects"]]
+        objects = [{"oid": wanted["oid"], "size": wanted["size"]} for wanted in json.loads(request.body)["objects"]]
         for wanted in objects:
             if wanted["oid"] not in self.objects:
                 action = {"href": f"{self.url}/lfs/{wanted['oid']}"}
@@ -265,17 +253,17 @@ class HubServer:
                 files[path] = File(base64.b64decode(value["content"]), lfs=False)
             elif kind == "lfsFile":
                 files[path] = File(self.objects[value["oid"]], lfs=True)
-            elif not (gone := {name for name in files if name == path or name.startswith(path.rstrip("/") + "/")}):
-                raise Refusal(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
-            else:
-                files = {name: file for name, file in files.items() if name not in gone}
+            else:  # a file or a folder
+                gone = path.rstrip("/") + "/"
+                files = {name: file for name, file in files.items() if not f"{name}/".startswith(gone)}
         sha = repo.commit(branch, files)
         return {"commitOid": sha, "commitUrl": f"{self.url}/{repo.name}/commit/{sha}"}
 
     def create_reference(self, request: Request, repo: Repo, kind: str, name: str) -> Any:
-        references, start = repo.branches, request.json().get("startingPoint", "main")
-        if kind == "tag":  # what the path ends in is the revision to tag
-            references, start, name = repo.tags, name, request.json()["tag"]
+        wanted = json.loads(request.body)
+        references, start = repo.branches, wanted.get("startingPoint", "main")
+        if kind == "tag":  # the path ends in the revision to tag
+            references, start, name = repo.tags, name, wanted["tag"]
         if name in references:
             raise Refusal(409, f"Reference already exists: {name}")
         references[name] = repo.sha(start)
@@ -326,8 +314,7 @@ class Connection(BaseHTTPRequestHandler):
 
     def handle_request(self) -> None:
         url, headers = urlsplit(self.path), {name.lower(): value for name, value in self.headers.items()}
-        token = headers.get("authorization", "").removeprefix("Bearer ") or None
-        request = Request(self.command, unquote(url.path), dict(parse_qsl(url.query)), headers, token)
+        request = Request(self.command, unquote(url.path), dict(parse_qsl(url.query)), headers)
         self.hub.requests.append(request)
         size = int(headers.get("content-length", 0))
         uploads = request.method == "PUT" or (request.method == "POST" and "/commit/" in request.path)
@@ -353,8 +340,7 @@ class Connection(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_request
 
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Be silent: `requests` has it all."""
+    def log_message(self, format: str, *arguments: Any) -> None: ...  # `requests` has it all
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import BertConfig
 from transformers.cache_utils import Cache
@@ -20,6 +22,10 @@ class SynthesizerBertSelfAttention(SynthesizerMixin, BertSelfAttention):
     projections = ("query", "key")
     value_projection = "value"
 
+    @staticmethod
+    def default_max_length(config: BertConfig) -> int:
+        return config.max_position_embeddings
+
     @property
     def dimensions(self) -> tuple[int, int, int]:
         return self.value.in_features, self.num_attention_heads, self.attention_head_size
@@ -33,7 +39,7 @@ class SynthesizerBertSelfAttention(SynthesizerMixin, BertSelfAttention):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor]:
         self.require_backend(attention_mask)
         batch, length, _ = hidden_states.shape
@@ -61,6 +67,5 @@ BERT = register_family(
             __name__, stock_models(modeling_bert, modeling_bert.BertPreTrainedModel), SynthesizerBertConfig
         ),
         stack_of=lambda name, module: "encoder",
-        default_max_length=lambda config: config.max_position_embeddings,
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -24,8 +24,8 @@ class SynthesizerMixin(nn.Module):
     """Mixed into a stock attention class: `class SynthesizerXxx(SynthesizerMixin, Xxx)`.
 
     The stock module keeps its values, its output and its place in the model; its query and key projections go, and
-    `synthesizer` makes the logits. A family says what its projections are called, what its dimensions are, and how
-    its forward signature reads.
+    `synthesizer` makes the logits. A family says what its projections are called, what its dimensions are, how long
+    its sequences are, and how its forward signature reads.
     """
 
     projections: ClassVar[tuple[str, str]]
@@ -33,10 +33,23 @@ class SynthesizerMixin(nn.Module):
     value_projection: ClassVar[str]
     """The name of its value projection."""
     config: Any
-    layer_idx: int
+    layer_idx: Any
     is_causal: bool
     scaling: float
     synthesizer: Synthesizer
+
+    def __init__(self, *args: Any, synthesizer: str | SynthesizerConfig, **kwargs: Any):
+        """As the stock class, with fresh weights, and a variant or a configuration of the logits."""
+        super().__init__(*args, **kwargs)
+        config = SynthesizerConfig(synthesizer) if isinstance(synthesizer, str) else synthesizer
+        if config.max_length is None:
+            config = config.replace(max_length=self.default_max_length(self.config))
+        self.replace_projections(config)
+
+    @staticmethod
+    def default_max_length(config: Any) -> int:
+        """The model's own maximum length, from its config."""
+        raise TypeError("a family must define `default_max_length`")
 
     @property
     def dimensions(self) -> tuple[int, int, int]:
@@ -70,9 +83,9 @@ class SynthesizerMixin(nn.Module):
 
     def replace_projections(self, config: SynthesizerConfig) -> None:
         """Put a synthesizer where the query and key projections were, on their device and with their dtype."""
-        query, key = (self._modules.pop(name) for name in self.projections)
+        query, key = (cast(nn.Linear, self._modules.pop(name)) for name in self.projections)
         hidden_size, num_heads, head_dim = self.dimensions
-        weight = query.weight  # type: ignore[union-attr]
+        weight = query.weight
         with torch.device(weight.device):
             synthesizer = build_synthesizer(config, hidden_size, num_heads, config.max_length or 0, head_dim=head_dim)
         synthesizer.to(weight.dtype)

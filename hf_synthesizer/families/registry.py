@@ -32,7 +32,6 @@ class Family:
         models: stock model class → synthesized model class, for each head and the bare model.
         stack_of: from the module's dotted name and the module, the name of the stack that a self-attention layer
             belongs to ("encoder", "decoder"), or None for cross-attention, which stays as it is.
-        default_max_length: the model's own maximum length, from its config.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Family:
     config_class: type[PreTrainedConfig]
     models: dict[type[PreTrainedModel], type[PreTrainedModel]]
     stack_of: Callable[[str, Any], str | None]
-    default_max_length: Callable[[Any], int]
 
     @property
     def stock_config(self) -> type[PreTrainedConfig]:

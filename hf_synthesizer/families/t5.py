@@ -20,6 +20,11 @@ class SynthesizerT5Attention(SynthesizerMixin, T5Attention):
     projections = ("q", "k")
     value_projection = "v"
 
+    @staticmethod
+    def default_max_length(config: T5Config) -> int:
+        # T5 has no longest sequence of its own; its checkpoints were trained at 512, and most configs say so.
+        return getattr(config, "n_positions", 512)
+
     @property
     def dimensions(self) -> tuple[int, int, int]:
         return self.d_model, self.n_heads, self.key_value_proj_dim
@@ -93,7 +98,5 @@ T5 = register_family(
             __name__, stock_models(modeling_t5, modeling_t5.T5PreTrainedModel), SynthesizerT5Config
         ),
         stack_of=_stack_of,
-        # T5 has no longest sequence of its own; its checkpoints were trained at 512, and most configs say so.
-        default_max_length=lambda config: getattr(config, "n_positions", 512),
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -102,5 +102,5 @@ class Synthesizer(nn.Module):
         shown = {"num_heads": self.num_heads, "max_length": self.max_length, **self.config.non_default()}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
-    def load_stock(self, **projections: Any) -> None:
+    def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
         """Take over what the stock layer's attention logits were made of. Only `dot_product` has a use for it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -22,15 +20,15 @@ class DotProductSynthesizer(Synthesizer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.query = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
-        self.key = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
+        self.query: nn.Module = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
+        self.key: nn.Module = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
         self.scaling = self.head_dim**-0.5
 
     @property
     def key_width(self) -> int:
         return self.head_dim
 
-    def load_stock(self, *, query: nn.Module, key: nn.Module, scaling: float, **_: Any) -> None:
+    def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
         self.query, self.key, self.scaling = query, key, scaling
 
     def start_at_zero(self) -> None:

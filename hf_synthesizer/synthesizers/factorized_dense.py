@@ -40,7 +40,7 @@ class FactorizedDenseSynthesizer(Synthesizer):
         self.outer_weight = nn.Parameter(torch.empty(self.table_heads, self.head_dim, b))  # WB
         self.outer_bias = nn.Parameter(torch.zeros(self.table_heads, 1, b))
         for weight in (self.inner_weight, self.outer_weight):
-            nn.init.normal_(weight, std=self.head_dim**-0.5)
+            nn.init.normal_(weight, std=0.5 * self.head_dim**-0.5)
 
     def start_at_zero(self) -> None:
         # One factor alone: with both at zero neither would ever get a gradient.

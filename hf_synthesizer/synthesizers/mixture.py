@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import nn
@@ -26,7 +27,13 @@ class MixtureSynthesizer(Synthesizer):
     parameter_formula = "Σ + H·C"
 
     def __init__(
-        self, hidden_size: int, num_heads: int, max_length: int, config: SynthesizerConfig, *, head_dim: int | None = None
+        self,
+        hidden_size: int,
+        num_heads: int,
+        max_length: int,
+        config: SynthesizerConfig,
+        *,
+        head_dim: int | None = None,
     ):
         super().__init__(hidden_size, num_heads, max_length, config, head_dim=head_dim)
         self.parts = nn.ModuleDict()
@@ -40,23 +47,27 @@ class MixtureSynthesizer(Synthesizer):
             start = torch.zeros if softmax else torch.ones
             self.mixing_weights = nn.Parameter(start(num_heads, len(self.weighted)))  # (H, C)
         if not softmax and config.init == "default":
-            for part in self.parts.values():
-                part.start_at_zero()
+            self.start_at_zero()
 
     @property
     def key_width(self) -> int:
-        return sum(part.key_width for part in self.parts.values())
+        return sum(part.key_width for _, part in self.components())
 
-    def load_stock(self, **projections: Any) -> None:
-        for part in self.parts.values():
-            part.load_stock(**projections)
+    def components(self) -> Iterator[tuple[str, Synthesizer]]:
+        """The parts with their names."""
+        return ((name, cast(Synthesizer, part)) for name, part in self.parts.items())
+
+    def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
+        for _, part in self.components():
+            part.load_stock(query, key, scaling)
 
     def start_at_zero(self) -> None:
-        for part in self.parts.values():
+        for _, part in self.components():
             part.start_at_zero()
 
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        states = [part.project_keys(hidden_states) for part in self.parts.values() if part.key_width]
+        projected = [part.project_keys(hidden_states) for _, part in self.components()]
+        states = [state for state in projected if state is not None]
         return torch.cat(states, dim=-1) if states else None  # (B, H, L, Σ widths)
 
     def alpha(self) -> dict[str, torch.Tensor]:
@@ -70,7 +81,7 @@ class MixtureSynthesizer(Synthesizer):
         alpha = self.alpha()
         terms: list[tuple[torch.Tensor | None, Logits]] = []
         start = 0
-        for name, part in self.parts.items():
+        for name, part in self.components():
             states = None
             if part.key_width and key_states is not None:
                 states = key_states[..., start : start + part.key_width]

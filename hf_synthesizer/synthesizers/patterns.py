@@ -21,7 +21,7 @@ def handcrafted_logits(length: int) -> torch.Tensor:
 
     Each depends on j − i, or on j counted from the start. Softmax over the first L columns therefore renormalises the
     pattern to a sequence of L tokens: "toward the end" means the end of that sequence, not of the table. A query for
-    which a pattern names no key (the first token's left context) looks at itself; zeros are floored at 1e-6.
+    which a pattern names no key (the first token's left context) looks at itself; a key that a pattern leaves out has 1e-6 instead of 0, whose logarithm is no number.
     """
     query = torch.arange(length)[:, None]
     key = torch.arange(length)[None, :]
@@ -40,4 +40,4 @@ def handcrafted_logits(length: int) -> torch.Tensor:
     empty = patterns.sum(-1, keepdim=True) == 0
     patterns = torch.where(empty, patterns[:1], patterns)
     patterns = patterns / patterns.sum(-1, keepdim=True)
-    return patterns.clamp(min=_FLOOR).log().to(torch.get_default_dtype())
+    return torch.where(patterns == 0, _FLOOR, patterns).log().to(torch.get_default_dtype())

@@ -1,0 +1,230 @@
+"""The faces that Transformers sees: signatures, backends, outputs, checkpointing, dtypes, compilation."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+
+import pytest
+import torch
+from transformers.models.bert.modeling_bert import BertSelfAttention
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from hf_synthesizer import list_families, patch_model
+from hf_synthesizer.families import get_family
+from hf_synthesizer.families.bert import SynthesizerBertSelfAttention
+from hf_synthesizer.families.t5 import SynthesizerT5Attention
+from tests.models import VARIANTS, batch, bert_config, build, first_output, t5_config
+from tests.test_laws import randomize_synthesizers
+
+HEADS = ("BertForSequenceClassification", "T5ForConditionalGeneration")
+
+
+def patched(head: str, variant: str, **changes):
+    model = patch_model(build(head, **changes), variant)
+    randomize_synthesizers(model)
+    return model
+
+
+def parameters(function) -> list[tuple]:
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize("family", list_families())
+def test_forward_signatures_are_the_stock_ones(family: str) -> None:
+    made = get_family(family)
+    assert parameters(made.attention.forward) == parameters(made.stock_attention.forward)
+
+
+def test_drop_in_classes_are_built_like_the_stock_ones() -> None:
+    hidden_states = torch.randn(2, 5, 24)
+    ours = SynthesizerBertSelfAttention(bert_config(attn_implementation="eager"), layer_idx=1, synthesizer="dense")
+    stock = BertSelfAttention(bert_config(attn_implementation="eager"), layer_idx=1)
+    assert isinstance(ours, BertSelfAttention) and not hasattr(ours, "query")
+    assert [t.shape for t in ours.eval()(hidden_states)] == [t.shape for t in stock.eval()(hidden_states)]
+    ours = SynthesizerT5Attention(
+        t5_config(attn_implementation="eager"), has_relative_attention_bias=True, layer_idx=0, synthesizer="random"
+    )
+    stock = T5Attention(t5_config(attn_implementation="eager"), has_relative_attention_bias=True, layer_idx=0)
+    assert isinstance(ours, T5Attention) and not hasattr(ours, "q")
+    assert [t.shape for t in ours.eval()(hidden_states)] == [t.shape for t in stock.eval()(hidden_states)]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("padding", ["none", "right", "left", "full"])
+def test_backends_agree(variant: str, head: str, padding: str) -> None:
+    model, inputs = patched(head, variant), batch(head, padding=padding)
+    with torch.no_grad():
+        outputs = []
+        for backend in ("eager", "sdpa"):
+            model.set_attn_implementation(backend)
+            outputs.append(first_output(model(**inputs)))
+    rows = slice(None, -1) if padding == "full" else slice(None)
+    torch.testing.assert_close(outputs[0][rows], outputs[1][rows], rtol=1e-4, atol=1e-4)
+    assert all(output.isfinite().all() for output in outputs)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_recorded_attentions_and_hidden_states(variant: str, head: str) -> None:
+    model, inputs = patched(head, variant), batch(head)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(**inputs, output_attentions=True, output_hidden_states=True)
+    prefix = "encoder_" if head.startswith("T5") else ""
+    attentions, hidden_states = out[f"{prefix}attentions"], out[f"{prefix}hidden_states"]
+    assert len(attentions) == 2 and len(hidden_states) == 3
+    for weights in attentions:
+        assert weights.shape == (3, 3, 8, 8)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 3, 8))
+        assert weights[2, :, :, 6:].max() == 0  # padding
+    if prefix:
+        assert len(out.decoder_attentions) == len(out.cross_attentions) == 2
+        assert out.decoder_attentions[0].triu(1).max() == 0
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_sdpa_records_no_attentions_as_in_stock_models(head: str) -> None:
+    model, inputs = patched(head, "random"), batch(head)
+    name = "encoder_attentions" if head.startswith("T5") else "attentions"
+    assert not model(**inputs, output_attentions=True)[name]
+    assert not build(head)(**inputs, output_attentions=True)[name]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_return_dict_false(variant: str, head: str) -> None:
+    model, inputs = patched(head, variant), batch(head)
+    with torch.no_grad():
+        assert torch.equal(model(**inputs, return_dict=False)[0], first_output(model(**inputs)))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_inputs_embeds(variant: str, head: str) -> None:
+    model, inputs = patched(head, variant), batch(head)
+    with torch.no_grad():
+        expected = first_output(model(**inputs))
+        embeds = model.get_input_embeddings()(inputs.pop("input_ids"))
+        torch.testing.assert_close(first_output(model(inputs_embeds=embeds, **inputs)), expected)
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("head", HEADS)
+def test_gradient_checkpointing(variant: str, head: str, reentrant: bool) -> None:
+    model, inputs = patched(head, variant), batch(head)
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(module, T5Attention):
+            module.dropout = 0.0
+    grads = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        model.zero_grad()
+        settings = {"use_cache": False} if head.startswith("T5") else {}
+        first_output(model(**inputs, **settings)).pow(2).mean().backward()
+        grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys()
+    assert any("synthesizer" in name for name in grads[0]) or variant == "fixed_random"
+    for name in grads[0]:
+        torch.testing.assert_close(grads[0][name], grads[1][name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("head", HEADS)
+def test_attention_dropout_acts_in_training_alone(variant: str, head: str, backend: str) -> None:
+    rates = (
+        {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0}
+        if head.startswith("Bert")
+        else {"dropout_rate": 0.5}
+    )
+    model, inputs = patched(head, variant, **rates), batch(head)
+    model.set_attn_implementation(backend)
+    with torch.no_grad():
+        assert torch.equal(first_output(model(**inputs)), first_output(model(**inputs)))
+        model.train()
+        assert not torch.equal(first_output(model(**inputs)), first_output(model(**inputs)))
+
+
+def test_dropout_keeps_the_mean() -> None:
+    model = patched(
+        "BertModel", "dense", attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.0, num_hidden_layers=1
+    )
+    module = model.encoder.layer[0].attention.self
+    hidden_states = torch.randn(1, 8, 24)
+    for backend in ("eager", "sdpa"):
+        model.set_attn_implementation(backend)
+        with torch.no_grad():
+            expected = module.eval()(hidden_states)[0]
+            mean = torch.stack([module.train()(hidden_states)[0] for _ in range(1500)]).mean(0)
+        torch.testing.assert_close(mean, expected, rtol=0.1, atol=0.08)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("head", HEADS)
+def test_bfloat16(variant: str, head: str, backend: str) -> None:
+    model, inputs = build(head, **({"initializer_range": 0.1} if head.startswith("Bert") else {})), batch(head)
+    patch_model(model, variant)
+    model.set_attn_implementation(backend)
+    with torch.no_grad():
+        expected = first_output(model(**inputs))
+        half = first_output(model.to(torch.bfloat16)(**inputs))
+    assert half.dtype == torch.bfloat16
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(half.float(), expected, rtol=5e-2, atol=5e-2 * scale)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_autocast_trains(variant: str, head: str) -> None:
+    model, inputs = patched(head, variant).train(), batch(head)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = first_output(model(**inputs)).float().pow(2).mean()
+    loss.backward()
+    grads = [p.grad for name, p in model.named_parameters() if "synthesizer" in name]
+    assert grads or variant == "fixed_random"
+    assert all(grad is not None and grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("head", ["BertModel", "T5EncoderModel"])
+@pytest.mark.parametrize("padding", ["none", "right"])
+def test_compiles_as_one_graph(variant: str, head: str, padding: str) -> None:
+    torch._dynamo.reset()
+    model, inputs = patched(head, variant), batch(head, padding=padding)
+    if padding == "none":
+        del inputs["attention_mask"]
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("variant", ["random", "dense+salience", "factorized_dense"])
+def test_compiles_with_inductor_and_trains(variant: str) -> None:
+    torch._dynamo.reset()
+    model, inputs = patched("BertForSequenceClassification", variant), batch("BertForSequenceClassification")
+    expected = model(**inputs).logits
+    expected.pow(2).mean().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    actual = torch.compile(model, fullgraph=True)(**inputs).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    actual.pow(2).mean().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-3, atol=1e-4)
+
+
+def test_variants_and_families_are_what_the_tests_think() -> None:
+    assert len(VARIANTS) == 15 and list_families() == ["bert", "t5"]
+
+
+def test_t5_block_zero_hands_on_the_position_bias() -> None:
+    """A patched first block computes the bias for the stock blocks after it: one number would change otherwise."""
+    stock, inputs = build("T5EncoderModel"), batch("T5EncoderModel")
+    expected = stock(**inputs).last_hidden_state
+    model = patch_model(stock, "dot_product", layers=[0])
+    torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.mul_(3)
+    assert (model(**inputs).last_hidden_state - expected).abs().max() > 1e-3

@@ -144,9 +144,9 @@ class HubServer:
         """Variables for a client process that keeps its cache in `home`; without a token it is anonymous."""
         foreign = re.compile(r"(HF|HUGGING\w*|TRANSFORMERS)_\w+|\w+_proxy", re.IGNORECASE)
         inherited = {name: value for name, value in os.environ.items() if not foreign.fullmatch(name)}
-        switches = ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_TELEMETRY")
-        ours = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "NO_PROXY": "*"} | dict.fromkeys(switches, "1")
-        return inherited | ours | ({"HF_TOKEN": token} if token else {})
+        switches = {f"HF_HUB_DISABLE_{what}": "1" for what in ("XET", "PROGRESS_BARS", "TELEMETRY")}
+        ours = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "NO_PROXY": "*", "DISABLE_SAFETENSORS_CONVERSION": "1"}
+        return inherited | switches | ours | ({"HF_TOKEN": token} if token else {})
 
     def run(self, function: Callable[..., Any], *arguments: Any, home: Path, token: str | None = WRITE_TOKEN) -> Any:
         """Call a module-level function in a new process against this Hub; arguments and result travel as JSON."""

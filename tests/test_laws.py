@@ -142,10 +142,8 @@ def test_handcrafted_with_fewer_heads_takes_the_first_patterns() -> None:
     assert table[0].diagonal().min() > 0.99 and table[1].diagonal(1).min() > 0.99
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "dot_product" not in variant])
 def test_fresh_attention_is_near_uniform(variant: str) -> None:
-    if "dot_product" in variant:
-        pytest.skip("dot_product is the base model's own")
     layer = SynthesizerAttention(64, 4, variant=variant, max_length=32)
     weights = weights_of(layer, torch.randn(2, 32, 64))
     assert (weights * 32 - 1).abs().max() < 0.9

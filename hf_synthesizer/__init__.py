@@ -15,6 +15,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .families import Family, list_families, load_built_in_families, register_family
+from .loading import from_pretrained_patched
 from .patching import patch_model, unpatch_model
 from .report import patch_report
 from .synthesizers import (
@@ -57,6 +58,7 @@ __all__ = [
     "__version__",
     "count_flops",
     "count_parameters",
+    "from_pretrained_patched",
     "list_families",
     "list_variants",
     "patch_model",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
@@ -124,7 +126,10 @@ def _install(family: Family, model: PreTrainedModel, plan: Plan, keep_descriptio
     twins = {
         slot.name: family.attention.from_stock(slot.module, plan[slot.label]) for slot in slots if slot.label in plan
     }
-    description = model.config.synthesizer if keep_description else plan_to_json(plan, slots)
+    if keep_description:
+        description = model.config.synthesizer
+    else:
+        description = plan_to_json(plan, slots, base_model=_name_on_the_hub(model.config))
     undo = Undo(config_class=family.stock_config)
     for name, twin in twins.items():
         undo.modules[name] = model.get_submodule(name)
@@ -136,6 +141,16 @@ def _install(family: Family, model: PreTrainedModel, plan: Plan, keep_descriptio
             module.config.synthesizer = description
             _set_class(module, family.models.get(type(module), type(module)))
     return undo
+
+
+def _name_on_the_hub(config: PreTrainedConfig) -> str | None:
+    """Where the stock weights came from, unless that was a folder, which means nothing elsewhere."""
+    name = config.name_or_path
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return None if not name or Path(name).exists() else name
 
 
 def _set_class(model: PreTrainedModel, cls: type[PreTrainedModel]) -> None:

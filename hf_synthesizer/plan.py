@@ -177,8 +177,11 @@ def _describe(slots: list[Slot]) -> str:
     return ", ".join(f"{stack} layers 0 to {_depth(slots, stack) - 1}" for stack in stacks)
 
 
-def plan_to_json(plan: Plan, slots: list[Slot]) -> dict[str, Any]:
-    """For `config.json`: the distinct configurations, and for each stack which layer has which (null: stock)."""
+def plan_to_json(plan: Plan, slots: list[Slot], base_model: str | None = None) -> dict[str, Any]:
+    """For `config.json`: the distinct configurations, and for each stack which layer has which (null: stock).
+
+    `base_model` is the Hub's name of the model that was patched; left out if None.
+    """
     configs: list[dict[str, Any]] = []
     layers: dict[str, list[int | None]] = {}
     for slot in slots:
@@ -190,7 +193,8 @@ def plan_to_json(plan: Plan, slots: list[Slot]) -> dict[str, Any]:
         if data not in configs:
             configs.append(data)
         row.append(configs.index(data))
-    return {"format_version": FORMAT_VERSION, "configs": configs, "layers": layers}
+    description = {"format_version": FORMAT_VERSION, "configs": configs, "layers": layers}
+    return description if base_model is None else {**description, "base_model": base_model}
 
 
 def plan_from_json(data: Any) -> Plan:
@@ -208,9 +212,11 @@ def plan_from_json(data: Any) -> Plan:
             f"{where} has format_version {version!r}; this version of hf_synthesizer reads up to {FORMAT_VERSION}. "
             f"Upgrade it: pip install -U hf_synthesizer."
         )
-    unknown = sorted(data.keys() - {"format_version", "configs", "layers"})
+    unknown = sorted(data.keys() - {"format_version", "configs", "layers", "base_model"})
     if unknown:
-        raise CheckpointMismatchError(f"Unknown key {unknown[0]!r} in {where}; upgrade hf_synthesizer, or remove it.")
+        raise CheckpointMismatchError(
+            f"Unknown key {unknown[0]!r} in {where}; upgrade hf_synthesizer (pip install -U hf_synthesizer), or remove it."
+        )
     try:
         configs = [SynthesizerConfig.from_dict(config) for config in data["configs"]]
         return {

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..attend import attend
 from ..config import SynthesizerConfig
-from ..errors import UnsupportedModelError
+from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..masks import AttentionMask
 from ..positions import Positions
 from ..synthesizers import Synthesizer, build_synthesizer
@@ -73,6 +73,28 @@ class SynthesizerMixin(nn.Module):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
         twin.replace_projections(config)
         return twin
+
+    @property
+    def guard(self) -> str:
+        """The stock name of the query projection's weight, which a checkpoint takes so that no stock class fits it."""
+        return f"{self.projections[0]}.weight"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A state dict that has this layer's values must have its synthesizer, even where missing keys are allowed.
+
+        Trainer loads its checkpoints so; a stock one would leave the synthesizer as it was, with no more than a
+        warning.
+        """
+        state_dict.pop(prefix + self.guard, None)
+        own = [prefix + name for name in self.state_dict() if name.startswith("synthesizer.")]
+        missing = [name for name in own if name not in state_dict]
+        if missing and f"{prefix}{self.value_projection}.weight" in state_dict:
+            raise CheckpointMismatchError(
+                f"The state dict has the values of the synthesized layer {prefix.removesuffix('.')!r} but not its "
+                f"tensor {missing[0]!r}, so it belongs to a stock model or to another variant. Load the checkpoint of a "
+                f"model that was patched in the same way, or load it into the stock model and patch that."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def stock_logit_parameters(self) -> int:

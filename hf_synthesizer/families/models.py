@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import CheckpointMismatchError
 from .mixin import SynthesizerMixin
 
 
 class SynthesizerModelMixin:
-    """Mixed into each stock model class: builds the patched layers that `config.synthesizer` describes."""
+    """Mixed into each stock model class: builds the patched layers that `config.synthesizer` describes, and keeps
+    checkpoints honest in both directions.
+    """
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
+        from ..checkpoint import expect_guards
         from ..patching import rebuild
 
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         rebuild(self)  # type: ignore[arg-type]
+        expect_guards(self)  # type: ignore[arg-type]
 
     def _init_weights(self, module: nn.Module) -> None:
         # The stock initialisation of an attention module expects its query and key; ours are initialised when built.
@@ -28,24 +32,62 @@ class SynthesizerModelMixin:
             super()._init_weights(module)  # type: ignore[misc]
 
     @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: every checkpoint carries the shim already, and needs no copy of this module."""
+
+    @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Transformers' own, but strict: no tensor of a synthesizer may be missing.
+        """As Transformers' own, but strict: the patched layers are exactly what config.json promises.
 
         Raises:
-            CheckpointMismatchError: when one is.
+            CheckpointMismatchError: when a tensor of a patched layer is missing, has another shape, or was not asked
+                for; when a file is damaged; when a description is newer than this version or unknown to it.
         """
+        from ..checkpoint import align, reading, require_match, require_safetensors
+
+        name = pretrained_model_name_or_path
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(  # type: ignore[misc]
-            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-        )
-        missing = sorted(key for key in info["missing_keys"] if ".synthesizer." in key)
-        if missing:
-            raise CheckpointMismatchError(
-                f"The checkpoint {pretrained_model_name_or_path!r} lacks {len(missing)} tensors of its synthesizers, "
-                f"among them {missing[0]!r}; its config.json promises them. If it is a stock checkpoint, load it with "
-                f"the stock class and patch it with patch_model(); else save it again from the patched model."
+        ignore_mismatched = kwargs.pop("ignore_mismatched_sizes", False)
+        require_safetensors(name, kwargs.pop("use_safetensors", None))
+        hub_arguments = {key: kwargs[key] for key in ("subfolder", "revision", "cache_dir", "token") if key in kwargs}
+        with reading(name, **hub_arguments):
+            model, info = super().from_pretrained(  # type: ignore[misc]
+                name,
+                *args,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `require_match` looks at them, and says which
+                use_safetensors=True,
+                **kwargs,
             )
+        require_match(model, info, name, ignore_mismatched)
+        align(model)
         return (model, info) if wants_info else model
+
+    def save_pretrained(
+        self,
+        save_directory: Any,
+        is_main_process: bool = True,
+        state_dict: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As Transformers' own; with guards against stock classes, the shim for `trust_remote_code`, and a card."""
+        from ..auto import auto_map
+        from ..checkpoint import add_guards
+
+        if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
+            super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
+            return
+        state_dict = add_guards(self, self.state_dict() if state_dict is None else state_dict)  # type: ignore
+        with auto_map(self):  # type: ignore[arg-type]
+            super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
+        if is_main_process:
+            self._complete(Path(save_directory))
+
+    def _complete(self, folder: Path) -> None:
+        """Add to a saved checkpoint what lies beside its weights."""
+        from ..auto import write_shim
+
+        write_shim(folder)
 
 
 def stock_models(modeling: ModuleType, abstract: type[PreTrainedModel]) -> list[type[PreTrainedModel]]:

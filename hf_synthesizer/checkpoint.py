@@ -1,0 +1,141 @@
+"""What a checkpoint of a patched model holds beyond a stock one, and how it is held to its word when it is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
+
+from .errors import CheckpointMismatchError
+from .families.mixin import SynthesizerMixin
+
+ALIGNMENT = 64
+"""Bytes: where torch's own allocations start. Some kernels round differently on memory that starts elsewhere."""
+
+
+def synthesized_layers(model: nn.Module) -> Iterator[tuple[str, SynthesizerMixin]]:
+    """The patched layers of a model with their names."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, SynthesizerMixin))
+
+
+def add_guards(model: nn.Module, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict with one more tensor a patched layer, which stops a stock model from loading it.
+
+    A stock class does not mind what is missing: it would give its query and key projections random weights, and a
+    warning. What it never accepts is a shape that does not fit. So the stock name of the query projection's weight
+    stands for a tensor of shape (1,), which no projection has.
+    """
+    guards = {}
+    for name, layer in synthesized_layers(model):
+        value = state_dict.get(f"{name}.{layer.value_projection}.weight")
+        if value is not None:
+            guards[f"{name}.{layer.guard}"] = torch.zeros(1, dtype=value.dtype)
+    return {**state_dict, **guards}
+
+
+def expect_guards(model: PreTrainedModel) -> None:
+    """Let `from_pretrained` pass over the guards of the model's own layers."""
+    known = set(model._keys_to_ignore_on_load_unexpected or ())
+    base = f"{model.base_model_prefix}."
+    for name, layer in synthesized_layers(model):
+        known.add(re.escape(f"{name.removeprefix(base)}.{layer.guard}") + "$")
+    model._keys_to_ignore_on_load_unexpected = known
+
+
+@contextmanager
+def reading(checkpoint: Any, **hub_arguments: Any) -> Iterator[None]:
+    """Name the file when safetensors finds it damaged.
+
+    Raises:
+        CheckpointMismatchError: in place of `SafetensorError`.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise CheckpointMismatchError(
+            f"{_damaged_file(checkpoint, hub_arguments)} is truncated or damaged ({error}). Copy or download it again "
+            f"(from_pretrained(..., force_download=True)), or save it again from the model."
+        ) from error
+
+
+def _damaged_file(checkpoint: Any, hub_arguments: dict[str, Any]) -> str:
+    folder = Path(str(checkpoint)) / (hub_arguments.get("subfolder") or "")
+    if not folder.is_dir():
+        with suppress(OSError):
+            found = cached_file(checkpoint, SAFE_WEIGHTS_NAME, **{**hub_arguments, "local_files_only": True})
+            return f"The file {found}"
+        return f"A safetensors file of {checkpoint!r}"
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError:
+            return f"The file {path}"
+    return f"A safetensors file in {folder}"
+
+
+def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any, ignore_mismatched: bool) -> None:
+    """Compare what was loaded with what `config.json` promises.
+
+    Raises:
+        CheckpointMismatchError: for a tensor of a patched layer that is missing, has another shape or was not asked
+            for, and for any other tensor of another shape unless `ignore_mismatched`.
+    """
+    layers = [name for name, _ in synthesized_layers(model)]
+    missing = sorted(key for key in info["missing_keys"] if key.startswith(tuple(f"{name}." for name in layers)))
+    if missing:
+        raise CheckpointMismatchError(
+            f"The checkpoint {str(checkpoint)!r} lacks {len(missing)} tensors of its synthesized layers, among them "
+            f"{missing[0]!r}; its config.json promises them. If it is a stock checkpoint, load it with the stock class "
+            f"and patch it with patch_model(), or use from_pretrained_patched(); else save it again from the model."
+        )
+    for key, found, expected in sorted(info["mismatched_keys"]):
+        ours = ".synthesizer." in key
+        if ours or not ignore_mismatched:
+            remedy = (
+                "Repair the field 'synthesizer' of config.json (max_length, rank, factors and share_heads decide the "
+                "shape), or save the checkpoint again from the model."
+                if ours
+                else "Repair config.json, or pass ignore_mismatched_sizes=True to start this tensor afresh."
+            )
+            raise CheckpointMismatchError(
+                f"In the checkpoint {str(checkpoint)!r} the tensor {key!r} has the shape {tuple(found)}, but its "
+                f"config.json asks for {tuple(expected)}. {remedy}"
+            )
+    present = tuple(dict(model.named_modules()))
+    for key in sorted(info["unexpected_keys"]):
+        layer, separator, _ = key.partition(".synthesizer.")
+        # The tensors of a stack that this head does without are no contradiction.
+        if separator and any(name == layer or name.endswith(f".{layer}") for name in present):
+            raise CheckpointMismatchError(
+                f"The checkpoint {str(checkpoint)!r} holds the tensor {key!r}, for which the field 'synthesizer' of its "
+                f"config.json has no place. Repair that field, or save the checkpoint again from the model."
+            )
+
+
+def require_safetensors(checkpoint: Any, use_safetensors: bool | None) -> None:
+    """Raise `CheckpointMismatchError` when somebody asks for pickled weights."""
+    if use_safetensors is False:
+        raise CheckpointMismatchError(
+            f"use_safetensors=False was given for {str(checkpoint)!r}, but pickled weights (*.bin) are never loaded into "
+            f"a patched model: they can run code. Leave use_safetensors out, and save the weights as safetensors."
+        )
+
+
+def align(model: nn.Module) -> None:
+    """Move tensors that lie at an odd place of a mapped file into memory of their own, in place.
+
+    Without this a loaded model could differ from the saved one in the last bit of some outputs.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        plain = type(tensor) in (nn.Parameter, torch.Tensor)
+        if plain and tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
+            tensor.data = tensor.data.clone()

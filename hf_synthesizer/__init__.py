@@ -31,6 +31,7 @@ from .synthesizers import (
     list_variants,
     register_variant,
 )
+from .transfer import suggest_layers, transfer_attention
 from .version import __version__
 
 __all__ = [
@@ -65,6 +66,8 @@ __all__ = [
     "patch_report",
     "register_family",
     "register_variant",
+    "suggest_layers",
+    "transfer_attention",
     "unpatch_model",
 ]
 

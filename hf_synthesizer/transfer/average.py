@@ -1,0 +1,177 @@
+"""The closed forms: what a synthesizer can be given without any training step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from torch import nn
+
+from ..errors import InvalidConfigError
+from ..families.mixin import SynthesizerMixin
+from ..synthesizers import (
+    DotProductSynthesizer,
+    FactorizedRandomSynthesizer,
+    MixtureSynthesizer,
+    RandomSynthesizer,
+    Synthesizer,
+)
+from .observe import Call, LayerPair
+
+TABLES = (RandomSynthesizer, FactorizedRandomSynthesizer)
+"""The synthesizers that hold one matrix of logits a head, whatever the input."""
+
+
+class MeanWeights:
+    """The mean attention weight of a layer, over the valid pairs (i, j) of all sequences seen.
+
+    A pair is valid where i is a token and may look at j: `mean[h, i, j] = Σ_b weights[b, h, i, j] / Σ_b valid[b, i, j]`.
+    """
+
+    def __init__(self, num_heads: int, max_length: int):
+        self.sum = torch.zeros(num_heads, max_length, max_length, dtype=torch.float64)
+        self.count = torch.zeros(max_length, max_length, dtype=torch.float64)
+        self.bias: torch.Tensor | None = None
+
+    def add(self, call: Call) -> None:
+        """Count in one batch, padded on the right."""
+        length = min(call.weights.shape[-1], self.sum.shape[-1])
+        valid = call.pairs[:, :length, :length]
+        weights = call.weights[..., :length, :length].double() * valid.unsqueeze(1)
+        self.sum[:, :length, :length] += weights.sum(0).cpu()
+        self.count[:length, :length] += valid.sum(0).cpu()
+        if call.position_bias is not None and (self.bias is None or length > self.bias.shape[-1]):
+            self.bias = call.position_bias[0, :, :length, :length].double().cpu()
+
+    def log(self) -> torch.Tensor:
+        """`log(mean)`, (H, N, N): in a masked softmax, constant attention (Hassid et al. 2022, arXiv 2211.03495).
+
+        A pair that no sequence reached takes the mean of its diagonal j − i, or of the nearest diagonal that was
+        reached, so that sequences longer than any seen go on as the shorter ones did.
+        """
+        tiny = torch.finfo(torch.float32).tiny
+        reached = self.count > 0
+        logits = (self.sum / self.count.clamp(min=1)).clamp(min=tiny).log()
+        return torch.where(reached, logits, _diagonals(self.sum, self.count).clamp(min=tiny).log())
+
+    def log_without_bias(self, shared: bool = False) -> torch.Tensor:
+        """`log(mean) − position bias`, (H, N, N), for models that add a bias of their own to the logits (T5).
+
+        With `shared` it is (1, N, N): of the mean over the heads.
+        """
+        logits = self.log()
+        bias = torch.zeros_like(logits)
+        if self.bias is not None:
+            length = self.bias.shape[-1]
+            known = torch.zeros_like(self.count)
+            known[:length, :length] = 1
+            bias[:, :length, :length] = self.bias
+            bias = torch.where(known > 0, bias, _diagonals(bias, known))
+        if shared:
+            return logits.exp().mean(0, keepdim=True).log() - bias.mean(0, keepdim=True)
+        return logits - bias
+
+
+def _diagonals(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """At each (i, j) the mean over the whole diagonal j − i: (H, N, N)."""
+    length = count.shape[-1]
+    index = torch.arange(length)
+    diagonal = (index[None, :] - index[:, None] + length - 1).flatten()  # j − i, counted from 0
+    sums = total.new_zeros(len(total), 2 * length - 1).index_add_(1, diagonal, total.flatten(1))
+    counts = count.new_zeros(2 * length - 1).index_add_(0, diagonal, count.flatten())
+    seen = counts.nonzero().squeeze(-1)
+    if not len(seen):
+        return torch.ones_like(total)
+    nearest = seen[(torch.arange(2 * length - 1)[:, None] - seen[None, :]).abs().argmin(-1)]
+    means = (sums / counts.clamp(min=1))[:, nearest]  # (H, 2N − 1)
+    return means[:, diagonal].view_as(total)
+
+
+def tables_of(layer: SynthesizerMixin) -> list[Synthesizer]:
+    """The parts of a layer that take the teacher's mean weights.
+
+    None beside `dot_product`, which has the teacher's weights already.
+    """
+    parts = parts_of(layer.synthesizer)
+    if any(isinstance(part, DotProductSynthesizer) for part in parts):
+        return []
+    return [part for part in parts if isinstance(part, TABLES)]
+
+
+def parts_of(synthesizer: Synthesizer) -> list[Synthesizer]:
+    """The parts of a mixture, or the one synthesizer itself."""
+    if isinstance(synthesizer, MixtureSynthesizer):
+        return [part for _, part in synthesizer.components()]
+    return [synthesizer]
+
+
+def require_closed_form(pairs: Iterable[LayerPair]) -> None:
+    """Raise `InvalidConfigError` when some layer has no closed form."""
+    for pair in pairs:
+        if not tables_of(pair.student) and not _keeps_dot_product(pair.student.synthesizer):
+            raise InvalidConfigError(
+                f"method='average' knows random, factorized_random and mixtures with dot_product; layer {pair.label!r} is "
+                f"{pair.student.synthesizer.config.variant!r}. Use method='auto' or 'distill'."
+            )
+
+
+def write_mean_weights(layer: SynthesizerMixin, means: MeanWeights) -> None:
+    """Give the layer's first table the logarithm of the mean weights.
+
+    `random` takes it as it is; heads that share a table take the mean over the heads. `factorized_random` takes the best
+    approximation of its rank, in the sense of least squares and up to a constant a row, which softmax does not see.
+    """
+    table = tables_of(layer)[0]
+    logits = means.log_without_bias(shared=table.config.share_heads)
+    if isinstance(layer.synthesizer, MixtureSynthesizer):
+        alpha = layer.synthesizer.alpha().get(table.variant)
+        if alpha is not None and table.table_heads == len(alpha):
+            logits = logits / alpha.detach().double().cpu()[:, None, None]
+    with torch.no_grad():
+        if isinstance(table, RandomSynthesizer):
+            table.table.copy_(logits)
+        elif isinstance(table, FactorizedRandomSynthesizer):
+            query, key = best_factors(logits, table.config.rank)
+            nn.init.zeros_(table.query_factor)
+            nn.init.zeros_(table.key_factor)
+            table.query_factor[..., : query.shape[-1]] = query.to(table.query_factor)
+            table.key_factor[..., : key.shape[-1]] = key.to(table.key_factor)
+
+
+def best_factors(logits: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(H, N, k) and (H, N, k) whose product is nearest to the logits (H, N, N) less their row means."""
+    centred = logits - logits.mean(-1, keepdim=True)
+    left, values, right = torch.linalg.svd(centred, full_matrices=False)
+    root = values[:, None, :rank].sqrt()
+    return left[..., :rank] * root, right[:, :rank].transpose(-1, -2) * root
+
+
+def _keeps_dot_product(synthesizer: Synthesizer) -> bool:
+    return any(isinstance(part, DotProductSynthesizer) for part in parts_of(synthesizer))
+
+
+def restore_dot_product(layer: SynthesizerMixin) -> None:
+    """Make a mixture with `dot_product` exactly the stock layer: the other parts start at zero, and the query
+    projection is divided by the weight α that the softmax over the parts gives it.
+    """
+    synthesizer = layer.synthesizer
+    if not isinstance(synthesizer, MixtureSynthesizer) or not _keeps_dot_product(synthesizer):
+        return
+    synthesizer.start_at_zero()
+    alpha = synthesizer.alpha().get("dot_product")
+    if alpha is None:
+        return
+    part = cast(DotProductSynthesizer, synthesizer.parts["dot_product"])
+    query = copy.deepcopy(part.query)  # the stock layer, kept for unpatch_model, has the old one
+    scale = alpha.detach().repeat_interleave(part.head_dim)
+    with torch.no_grad():
+        for parameter in query.parameters():  # weight (H·d_h, d), bias (H·d_h)
+            parameter.div_(scale.view(-1, *[1] * (parameter.dim() - 1)).to(parameter))
+    part.query = query
+
+
+def batch_is_padded_on_the_left(call: Call) -> bool:
+    """Whether some sequence starts with padding, so that slots are not positions."""
+    return bool((~call.rows[:, 0] & call.rows.any(-1)).any())

@@ -1,0 +1,102 @@
+"""The two losses of distillation: each layer's weights, then every layer's output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..families.mixin import SynthesizerMixin
+from ..synthesizers import MixtureSynthesizer, Synthesizer
+from .observe import Batch, Call, LayerPair, observe_calls, on_device, synthesized_weights
+
+
+def divergence(call: Call, weights: torch.Tensor) -> torch.Tensor:
+    """`KL(teacher ‖ student)` of attention weights, the mean over heads and over the rows of tokens (a scalar)."""
+    target = call.weights.float()
+    weights = weights.float()
+    rows = call.rows.unsqueeze(1)  # (B, 1, L)
+    tiny = torch.finfo(torch.float32).tiny
+    terms = target * (target.clamp(min=tiny).log() - weights.to(target.device).clamp(min=tiny).log())
+    return (terms.sum(-1) * rows).sum() / (rows.sum() * target.shape[1]).clamp(min=1)
+
+
+def weight_losses(
+    teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch
+) -> Iterable[tuple[LayerPair, torch.Tensor]]:
+    """Stage 1: the divergence of each layer, when it sees the teacher's hidden states. Both run under eager."""
+    calls = observe_calls(teacher, pairs, batch)
+    for pair in pairs:
+        call = calls.pop(pair.label)
+        yield pair, divergence(call, synthesized_weights(pair.student, call))
+
+
+def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
+    """Stage 2: for each layer's output on the student's own hidden states, `|student − teacher|² / variance(teacher)`,
+    over tokens; for a head that classifies, its logits too.
+    """
+    with torch.no_grad():
+        wanted = teacher(**on_device(batch, teacher), output_hidden_states=True)
+    found = model(**on_device(batch, model), output_hidden_states=True)
+    losses = []
+    for name, keep in stacks_of(batch):
+        for student, target in zip(found.get(name) or (), wanted.get(name) or (), strict=True):
+            if student.requires_grad or not torch.is_grad_enabled():
+                losses.append(relative_error(student, target.to(student.device), keep))
+    return losses
+
+
+def relative_error(student: torch.Tensor, target: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
+    """`Σ |student − target|² / Σ |target − mean|²` over the tokens of (B, L, d); `keep` (B, L) says which are tokens."""
+    student, target = student.float(), target.float()
+    keep = target.new_ones(target.shape[:2]) if keep is None else keep.to(target)
+    keep = keep.unsqueeze(-1)
+    mean = (target * keep).sum((0, 1)) / keep.sum().clamp(min=1)
+    variance = ((target - mean).square() * keep).sum()
+    return ((student - target).square() * keep).sum() / variance.clamp(min=torch.finfo(torch.float32).eps)
+
+
+def stacks_of(batch: Batch) -> list[tuple[str, torch.Tensor | None]]:
+    """The names of recorded hidden states, and which of their places are tokens."""
+    tokens = batch.get("attention_mask")
+    tokens = tokens.flatten(0, -2) if isinstance(tokens, torch.Tensor) else None  # multiple choice has (B, C, L)
+    targets = batch.get("decoder_attention_mask")
+    if targets is None and isinstance(batch.get("labels"), torch.Tensor) and batch["labels"].dim() == 2:
+        targets = batch["labels"] != -100
+    return [("hidden_states", tokens), ("encoder_hidden_states", tokens), ("decoder_hidden_states", targets)]
+
+
+def fresh_parameters(pairs: Iterable[LayerPair]) -> list[nn.Parameter]:
+    """The parameters of the synthesizers that no pretrained model has: all but what was the stock layer's own."""
+    return [
+        parameter
+        for pair in pairs
+        for module in pair.student.synthesizer.modules()
+        if not _inherited(pair.student, module)
+        for parameter in module.parameters(recurse=False)
+        if parameter.requires_grad
+    ]
+
+
+def _inherited(layer: SynthesizerMixin, module: nn.Module) -> bool:
+    return any(
+        module in part.modules()
+        for part in layer.synthesizer.modules()
+        if isinstance(part, Synthesizer)
+        and not isinstance(part, MixtureSynthesizer)
+        and type(part).load_stock is not Synthesizer.load_stock
+    )
+
+
+def old_parameters(model: PreTrainedModel, fresh: list[nn.Parameter]) -> list[nn.Parameter]:
+    """Everything else that trains, but the embeddings of tokens: those are the ground that both models stand on."""
+    left_out = {id(parameter) for parameter in fresh}
+    left_out |= {id(parameter) for parameter in _parameters(model.get_input_embeddings())}
+    return [p for p in model.parameters() if p.requires_grad and id(p) not in left_out]
+
+
+def _parameters(module: Any) -> list[nn.Parameter]:
+    return list(module.parameters()) if isinstance(module, nn.Module) else []

@@ -1,0 +1,71 @@
+"""What a transfer gave back, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerTransfer:
+    """One synthesized layer.
+
+    `before` and `after` are the divergence KL(teacher ‖ student) of its attention weights when it sees the teacher's
+    hidden states, in nats; 0 is perfect.
+    """
+
+    label: str
+    variant: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """Each synthesized layer before and after, and how far the hidden states of the whole model are off.
+
+    `error_before` and `error_after` are the mean over layers of the squared difference to the teacher's hidden states,
+    relative to their variance, when the student runs on its own. Prints as a table, worst layers named.
+    """
+
+    layers: tuple[LayerTransfer, ...]
+    error_before: float
+    error_after: float
+    steps: int
+    seconds: float
+
+    @property
+    def worst(self) -> tuple[LayerTransfer, ...]:
+        """The layers by what they lose, most first."""
+        return tuple(sorted(self.layers, key=lambda layer: -layer.after))
+
+    def to_dict(self) -> dict:
+        """JSON-able."""
+        return {
+            "layers": [vars(layer) for layer in self.layers],
+            "error_before": self.error_before,
+            "error_after": self.error_after,
+            "steps": self.steps,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict) -> TransferReport:
+        """The inverse of `to_dict`."""
+        return cls(**{**data, "layers": tuple(LayerTransfer(**layer) for layer in data["layers"])})
+
+    def __str__(self) -> str:
+        rows = [("layer", "variant", "divergence before", "after")]
+        rows += [(layer.label, layer.variant, f"{layer.before:.3f}", f"{layer.after:.3f}") for layer in self.layers]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        named = ", ".join(layer.label for layer in self.worst[: max(1, len(self.layers) // 4)])
+        return "\n".join(
+            [
+                lines[0].rstrip(),
+                "-" * len(lines[0]),
+                *(line.rstrip() for line in lines[1:]),
+                f"hidden states, squared error relative to their variance: {self.error_before:.3f} → {self.error_after:.3f}",
+                f"loses most: {named} (suggest_layers measures which layers to leave stock)",
+                f"{self.steps} steps, {self.seconds:.0f} s",
+            ]
+        )

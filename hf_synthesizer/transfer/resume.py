@@ -1,0 +1,103 @@
+"""A walk over a dataloader, and a training state, that can be left and taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointMismatchError
+from .observe import Batch
+
+
+class EndlessBatches:
+    """The batches of a dataloader, epoch after epoch; `state_dict` says where it stands.
+
+    Going on after a resume gives the batches that would have come, if the dataloader is deterministic but for torch's
+    global generator or its own.
+    """
+
+    def __init__(self, dataloader: Iterable[Batch]):
+        self.dataloader = dataloader
+        self.generator = getattr(dataloader, "generator", None)
+        self.iterator: Iterator[Batch] | None = None
+        self.taken = 0
+        self.start = self._generator_state()
+
+    def _generator_state(self) -> dict[str, torch.Tensor]:
+        state = {"global": torch.get_rng_state()}
+        if isinstance(self.generator, torch.Generator):
+            state["own"] = self.generator.get_state()
+        return state
+
+    def _begin(self) -> Iterator[Batch]:
+        self.start, self.taken = self._generator_state(), 0
+        self.iterator = iter(self.dataloader)
+        return self.iterator
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        iterator = self._begin() if self.iterator is None else self.iterator
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            batch = next(self._begin())
+        self.taken += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the walk stands."""
+        return {"taken": self.taken, "start": self.start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where another walk stood."""
+        torch.set_rng_state(state["start"]["global"])
+        if isinstance(self.generator, torch.Generator) and "own" in state["start"]:
+            self.generator.set_state(state["start"]["own"])
+        self._begin()
+        for _ in range(state["taken"]):
+            next(self)
+
+
+class TransferCheckpoint:
+    """One file in `directory` that holds how far a transfer has come, and under which settings."""
+
+    name = "transfer.pt"
+
+    def __init__(self, directory: str | os.PathLike | None, settings: dict[str, Any]):
+        self.path = None if directory is None else Path(directory) / self.name
+        self.settings = json.loads(json.dumps(settings))
+
+    def load(self) -> dict[str, Any] | None:
+        """The saved state, or None when there is none.
+
+        Raises:
+            CheckpointMismatchError: when it was saved under other settings.
+        """
+        if self.path is None or not self.path.exists():
+            return None
+        state = torch.load(self.path, map_location="cpu", weights_only=True)
+        found = json.loads(state["settings"])
+        differing = sorted(key for key in {**found, **self.settings} if found.get(key) != self.settings.get(key))
+        if differing:
+            key = differing[0]
+            raise CheckpointMismatchError(
+                f"{self.path} holds a transfer with {key} = {found.get(key)!r}, but this one has "
+                f"{self.settings.get(key)!r}. Call it with the same settings to go on, or remove the file to start again."
+            )
+        return state
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write the state; a run that ends while it writes leaves the older file whole."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        torch.save({**state, "settings": json.dumps(self.settings)}, temporary)
+        temporary.replace(self.path)

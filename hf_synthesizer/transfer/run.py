@@ -1,0 +1,306 @@
+"""`transfer_attention`: closed form, layer by layer, end to end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..errors import InvalidConfigError
+from .average import (
+    MeanWeights,
+    batch_is_padded_on_the_left,
+    require_closed_form,
+    restore_dot_product,
+    tables_of,
+    write_mean_weights,
+)
+from .distill import divergence, fresh_parameters, old_parameters, output_losses, weight_losses
+from .observe import Batch, LayerPair, observe_calls, observing, pair_layers, synthesized_weights
+from .report import LayerTransfer, TransferReport
+from .resume import EndlessBatches, TransferCheckpoint
+
+METHODS = ("auto", "average", "distill")
+AGREEMENT = 1e-4
+"""Below this divergence and error a model attends as its teacher does, and there is nothing to distill."""
+
+
+def transfer_attention(
+    model: PreTrainedModel,
+    teacher: PreTrainedModel,
+    dataloader: Iterable[Batch],
+    method: str = "auto",
+    steps: int | tuple[int, int] = 900,
+    *,
+    learning_rate: float = 2e-3,
+    backbone_learning_rate: float = 1e-4,
+    average_batches: int = 100,
+    autocast: torch.dtype | None = None,
+    checkpoint_dir: str | os.PathLike | None = None,
+    save_steps: int = 200,
+    progress: bool = True,
+) -> TransferReport:
+    """Teach a patched model, in place and without labels, to attend as its stock teacher does.
+
+    1. *average*, in closed form: `random` takes the logarithm of the teacher's mean attention weights,
+       `factorized_random` its best factors, and a mixture with `dot_product` starts as the stock layer.
+    2. *distill*, stage 1: each layer sees the teacher's hidden states, and its logits are trained to the teacher's
+       weights (KL over the rows of tokens).
+    3. *distill*, stage 2: the model runs on its own hidden states, and all of it but the token embeddings is trained
+       so that every layer's output is the teacher's (squared error relative to the variance).
+
+    Args:
+        model: a patched model.
+        teacher: the stock model: a copy made before the patch, or a fine-tuned one of the same shape.
+        dataloader: batches of the model's inputs as dicts, padded on the right; labels are left aside.
+        method: "average" (step 1), "distill" (2 and 3), or "auto": all three, each where it applies.
+        steps: optimisation steps in all, a third of them for stage 1; or a pair (stage 1, stage 2).
+        learning_rate: of the fresh parameters, warmed up and then lowered to 0 in each stage.
+        backbone_learning_rate: of the pretrained parameters, in stage 2.
+        average_batches: how many batches the mean is taken over, if the dataloader has as many.
+        autocast: for instance `torch.bfloat16`, to compute in mixed precision.
+        checkpoint_dir: where the state is saved every `save_steps` steps. A call with the same settings goes on from
+            there, and one that finds a finished transfer only loads it.
+        save_steps: see above.
+        progress: whether a progress bar is shown.
+
+    Raises:
+        NotPatchedError, UnsupportedModelError: for a model and a teacher that do not fit.
+        InvalidConfigError: for an unknown method, a method that a variant has no closed form for, or bad data.
+        CheckpointMismatchError: for a checkpoint of other settings.
+    """
+    if method not in METHODS:
+        raise InvalidConfigError(f"method must be one of {', '.join(METHODS)}, not {method!r}.")
+    pairs = pair_layers(model, teacher)
+    if method == "average":
+        require_closed_form(pairs)
+    first, second = _split(steps)
+    settings = {
+        "method": method,
+        "steps": [first, second],
+        "layers": {pair.label: pair.student.synthesizer.config.to_dict() for pair in pairs},
+        "learning_rate": learning_rate,
+        "backbone_learning_rate": backbone_learning_rate,
+    }
+    transfer = _Transfer(
+        model,
+        teacher,
+        pairs,
+        EndlessBatches(dataloader),
+        TransferCheckpoint(checkpoint_dir, settings),
+        save_steps,
+        autocast,
+        progress and logging.is_progress_bar_enabled(),
+    )
+    fresh = fresh_parameters(pairs)
+    old = old_parameters(model, fresh)
+    distill = method != "average"
+    return transfer.run(
+        average_batches if method != "distill" else 0,
+        [
+            _Stage("weights", first if distill else 0, [(fresh, learning_rate)], transfer.match_weights, "eager"),
+            _Stage(
+                "outputs",
+                second if distill else 0,
+                [(fresh, learning_rate), (old, backbone_learning_rate)],
+                transfer.match_outputs,
+                None,
+            ),
+        ],
+    )
+
+
+def _split(steps: int | tuple[int, int]) -> tuple[int, int]:
+    pair = steps if isinstance(steps, (tuple, list)) else (steps // 3, steps - steps // 3)
+    if len(pair) != 2 or any(not isinstance(count, int) or count < 0 for count in pair):
+        raise InvalidConfigError(f"steps must be a number of steps ≥ 0, or a pair (stage 1, stage 2), not {steps!r}.")
+    return pair[0], pair[1]
+
+
+@dataclass
+class _Stage:
+    """A name, how many steps, parameter groups with their learning rates, what is minimised, and under which backend."""
+
+    name: str
+    steps: int
+    groups: list[tuple[list[torch.nn.Parameter], float]]
+    backward: Callable[[Batch], float]
+    backend: str | None
+
+
+@dataclass
+class _Transfer:
+    model: PreTrainedModel
+    teacher: PreTrainedModel
+    pairs: list[LayerPair]
+    batches: EndlessBatches
+    checkpoint: TransferCheckpoint
+    save_steps: int
+    dtype: torch.dtype | None
+    progress: bool
+    judged_on: list[Batch] = field(default_factory=list)
+
+    def run(self, average_batches: int, stages: list[_Stage]) -> TransferReport:
+        state = self.checkpoint.load()
+        if state is not None and state["report"]:
+            self.model.load_state_dict(state["model"])
+            return TransferReport.from_dict(json.loads(state["report"]))
+        started = time.perf_counter()
+        if state is None:
+            self.judged_on = [batch for batch in itertools.islice(self.batches.dataloader, 4)]
+            if not self.judged_on:
+                raise InvalidConfigError("The dataloader yields no batch. A transfer needs at least one.")
+            before = self.judge()
+            self.average(average_batches)
+            state = {"stage": 0, "step": 0, "before": before, "seconds": 0.0}
+        else:
+            self.model.load_state_dict(state["model"])
+            self.batches.load_state_dict(state["batches"])
+            before, self.judged_on = state["before"], state["judged_on"]
+            started -= state["seconds"]
+        agreed = max(self.judge().values()) < AGREEMENT
+        for number, stage in enumerate(stages):
+            if number >= state["stage"] and stage.steps and not agreed:
+                self.train(stage, number, state if number == state["stage"] else {"step": 0}, before, started)
+        report = self.report(before, 0 if agreed else sum(s.steps for s in stages), time.perf_counter() - started)
+        self.checkpoint.save({"model": self.model.state_dict(), "report": json.dumps(report.to_dict())})
+        return report
+
+    def average(self, batches: int) -> None:
+        """Step 1, where there is a closed form."""
+        if not batches:
+            return
+        for pair in self.pairs:
+            restore_dot_product(pair.student)
+        pairs = [pair for pair in self.pairs if tables_of(pair.student)]
+        if not pairs:
+            return
+        means = {
+            pair.label: MeanWeights(pair.student.synthesizer.num_heads, pair.student.synthesizer.max_length)
+            for pair in pairs
+        }
+        with observing(self.teacher, backend="eager"), self.autocast():
+            for batch in tqdm(
+                itertools.islice(self.batches.dataloader, batches), "mean weights", disable=not self.progress
+            ):
+                calls = observe_calls(self.teacher, pairs, batch)
+                for label, call in calls.items():
+                    if batch_is_padded_on_the_left(call):
+                        raise InvalidConfigError(
+                            "A batch is padded on the left, so that no place of it is a position. Set "
+                            "tokenizer.padding_side = 'right' for the transfer."
+                        )
+                    means[label].add(call)
+        for pair in pairs:
+            write_mean_weights(pair.student, means[pair.label])
+
+    def train(self, stage: _Stage, number: int, state: dict[str, Any], before: dict, started: float) -> None:
+        """One stage, from where `state` says."""
+        groups: list[dict[str, Any]] = [{"params": group, "lr": rate} for group, rate in stage.groups if group]
+        if not groups:
+            return
+        trained = [parameter for group in groups for parameter in group["params"]]
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, foreach=True)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _schedule(step, stage.steps))
+        if "optimizer" in state:
+            optimizer.load_state_dict(state["optimizer"])
+            scheduler.load_state_dict(state["scheduler"])
+        frozen = _freeze_all_but(self.model, trained)
+        bar = tqdm(total=stage.steps, initial=state["step"], desc=stage.name, disable=not self.progress)
+        try:
+            with observing(self.model, self.teacher, backend=stage.backend):
+                for step in range(state["step"], stage.steps):
+                    bar.set_postfix(loss=f"{stage.backward(next(self.batches)):.4f}")
+                    torch.nn.utils.clip_grad_norm_(trained, 1.0)
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad(set_to_none=True)
+                    bar.update()
+                    if (step + 1) % self.save_steps == 0:
+                        self.checkpoint.save(
+                            {
+                                "model": self.model.state_dict(),
+                                "optimizer": optimizer.state_dict(),
+                                "scheduler": scheduler.state_dict(),
+                                "batches": self.batches.state_dict(),
+                                "stage": number,
+                                "step": step + 1,
+                                "before": before,
+                                "judged_on": [dict(batch) for batch in self.judged_on],
+                                "seconds": time.perf_counter() - started,
+                                "report": "",
+                            }
+                        )
+        finally:
+            bar.close()
+            for parameter in frozen:
+                parameter.requires_grad = True
+            self.model.zero_grad(set_to_none=True)
+
+    def match_weights(self, batch: Batch) -> float:
+        """Stage 1: the gradient of the mean divergence."""
+        total = 0.0
+        with self.autocast():
+            for _, loss in weight_losses(self.teacher, self.pairs, batch):
+                (loss / len(self.pairs)).backward()
+                total += loss.item() / len(self.pairs)
+        return total
+
+    def match_outputs(self, batch: Batch) -> float:
+        """Stage 2: the gradient of the mean error of the layers' outputs."""
+        with self.autocast():
+            losses = output_losses(self.model, self.teacher, batch)
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        return loss.item()
+
+    @torch.no_grad()
+    def judge(self) -> dict[str, float]:
+        """The divergence of each layer, and under "" the error of the hidden states."""
+        with observing(self.model, self.teacher, backend="eager"), self.autocast():
+            sums = {pair.label: 0.0 for pair in self.pairs} | {"": 0.0}
+            for batch in self.judged_on:
+                calls = observe_calls(self.teacher, self.pairs, batch)
+                for pair in self.pairs:
+                    call = calls.pop(pair.label)
+                    sums[pair.label] += divergence(call, synthesized_weights(pair.student, call)).item()
+                sums[""] += torch.stack(output_losses(self.model, self.teacher, batch)).mean().item()
+        return {label: total / max(len(self.judged_on), 1) for label, total in sums.items()}
+
+    def report(self, before: dict[str, float], steps: int, seconds: float) -> TransferReport:
+        after = self.judge()
+        layers = tuple(
+            LayerTransfer(pair.label, pair.student.synthesizer.config.variant, before[pair.label], after[pair.label])
+            for pair in self.pairs
+        )
+        return TransferReport(layers, before[""], after[""], steps, seconds)
+
+    def autocast(self) -> AbstractContextManager:
+        return torch.autocast(self.model.device.type, self.dtype) if self.dtype else nullcontext()
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Up to 1 in the first twentieth, then down to 0 along a cosine."""
+    warm = max(1, steps // 20)
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def _freeze_all_but(model: PreTrainedModel, trained: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    wanted = {id(parameter) for parameter in trained}
+    frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in wanted]
+    for parameter in frozen:
+        parameter.requires_grad = False
+    return frozen

@@ -6,17 +6,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from .errors import CheckpointMismatchError, UnsupportedModelError
+from .families.registry import Family, get_family, list_families, patched_class
 from .version import __version__
-
-if TYPE_CHECKING:
-    from .families.registry import Family
 
 SHIM = Path(__file__).parent / "shims" / "modeling_hf_synthesizer.py"
 """The one file of code in a checkpoint, through which `trust_remote_code=True` finds the installed package."""
@@ -54,17 +52,26 @@ def auto_map(model: PreTrainedModel) -> Iterator[None]:
         for name, reference in (before or {}).items()
         if not name.startswith(("AutoConfig", "AutoModel"))
     }
-    served: dict[str, type] = {"AutoConfig": type(config)}
-    for auto_class in _auto_model_classes():
-        if auto_class._model_mapping._extra_content.get(type(config)) is type(model):
-            served[auto_class.__name__] = type(model)
-    config.auto_map = {**kept, **{name: f"{SHIM.stem}.{cls.__name__}" for name, cls in served.items()}}
+    served = dict.fromkeys(serving_auto_classes(model), patched_class(model))
+    classes = {"AutoConfig": type(config), **served}
+    config.auto_map = {**kept, **{name: f"{SHIM.stem}.{cls.__name__}" for name, cls in classes.items()}}
     try:
         yield
     finally:
         del config.auto_map
         if before is not None:
             config.auto_map = before
+
+
+def serving_auto_classes(model: PreTrainedModel) -> list[str]:
+    """The names of the Auto classes that build this model, the one to name in documentation first."""
+    config_class, cls = type(model.config), patched_class(model)
+    names = [
+        auto_class.__name__
+        for auto_class in _auto_model_classes()
+        if auto_class._model_mapping._extra_content.get(config_class) is cls
+    ]
+    return sorted(names, key=lambda name: name in ("AutoModelForPreTraining", "AutoModelForTextEncoding"))
 
 
 def write_shim(folder: Path) -> None:
@@ -78,14 +85,12 @@ def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:
     Raises:
         CheckpointMismatchError: when this version of the package has none.
     """
-    from .families import get_family, list_families
-
     for family_name in list_families():
         with suppress(UnsupportedModelError):  # another family than the one that is wanted
             family = get_family(family_name)
             for cls in (family.config_class, *family.models.values()):
                 if cls.__name__ == name:
-                    return cls
+                    return cls  # type: ignore[return-value]
     raise CheckpointMismatchError(
         f"The checkpoint's config.json asks for the class {name!r}, which hf_synthesizer {__version__} does not have. "
         f"Upgrade it (pip install -U hf_synthesizer), or import the package that registers this family first."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from .mixin import SynthesizerMixin
 
@@ -83,11 +85,28 @@ class SynthesizerModelMixin:
         if is_main_process:
             self._complete(Path(save_directory))
 
-    def _complete(self, folder: Path) -> None:
-        """Add to a saved checkpoint what lies beside its weights."""
+    def _complete(self, folder: Path, repo_id: str | None = None) -> None:
+        """Add to a saved checkpoint what lies beside its weights: the card, and the shim."""
         from ..auto import write_shim
+        from ..model_card import write_model_card
 
         write_shim(folder)
+        write_model_card(self, folder, repo_id=repo_id)  # type: ignore[arg-type]
+        if re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-\d+", folder.resolve().name):
+            # Trainer's pushes during training copy the weights up to its output folder, by names that it knows.
+            write_shim(folder.parent)
+
+    def _upload_modified_files(
+        self, working_dir: Any, repo_id: str, files_timestamps: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        # Transformers has just put a card there, the repo's or an empty form.
+        self._complete(Path(working_dir), repo_id)
+        from ..auto import SHIM
+        from ..model_card import FILE
+
+        ours = (SHIM.name, FILE)
+        timestamps = {name: time for name, time in files_timestamps.items() if name not in ours}
+        return super()._upload_modified_files(working_dir, repo_id, timestamps, *args, **kwargs)  # type: ignore[misc]
 
 
 def stock_models(modeling: ModuleType, abstract: type[PreTrainedModel]) -> list[type[PreTrainedModel]]:

@@ -103,7 +103,8 @@ def family_of(model: Any) -> Family:
         )
     name = model.config.model_type.removeprefix("synthesizer_")
     family = get_family(name)
-    if type(model) not in family.models and type(model) not in family.models.values():
+    patched = any(cls in type(model).__mro__ for cls in family.models.values())
+    if type(model) not in family.models and not patched:
         inner = getattr(model, model.base_model_prefix, None)
         hint = f" Patch its base model instead: patch_model(model.{model.base_model_prefix}, …)." if inner else ""
         raise UnsupportedModelError(
@@ -112,6 +113,18 @@ def family_of(model: Any) -> Family:
             f"{hint}"
         )
     return family
+
+
+def patched_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The `SynthesizerXxx` class of a patched model; its own class may be a subclass that a wrapper made (FSDP2)."""
+    known = set(family_of(model).models.values())
+    return next(cls for cls in type(model).__mro__ if cls in known)
+
+
+def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The class that a patched model had before."""
+    patched = patched_class(model)
+    return next(stock for stock, cls in family_of(model).models.items() if cls is patched)
 
 
 def load_built_in_families() -> None:

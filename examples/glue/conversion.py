@@ -1,0 +1,112 @@
+"""From a stock model to a synthesized one, as the flags of the examples say."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from hf_synthesizer import InvalidConfigError, patch_model, patch_report, suggest_layers, transfer_attention
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class ConversionArguments:
+    """What becomes of the model's self-attention."""
+
+    variant: str | None = field(
+        default=None,
+        metadata={"help": "A variant or a mixture, such as dense+salience; without it the model stays as it is."},
+    )
+    layers: str | None = field(
+        default=None,
+        metadata={"help": "Which layers, such as 0-3,5; all by default. 'suggest' measures, see --budget."},
+    )
+    budget: float = field(
+        default=0.5, metadata={"help": "With --layers suggest: the share of the layers to synthesize."}
+    )
+    mixing: str | None = field(default=None, metadata={"help": "How a mixture is weighted: softmax or sum."})
+    transfer_steps: int = field(
+        default=0, metadata={"help": "Steps in which the stock model teaches the new layers; 0 starts them fresh."}
+    )
+    transfer_method: str = field(default="auto", metadata={"help": "auto, average or distill."})
+    transfer_batch_size: int = field(default=32, metadata={"help": "Rows of a transfer step."})
+    teacher: str | None = field(
+        default=None,
+        metadata={"help": "A (fine-tuned) stock model that teaches instead of the model itself before the swap."},
+    )
+
+
+def parse_layers(text: str | None) -> list[int] | None:
+    """`"0-3,5"` → `[0, 1, 2, 3, 5]`.
+
+    Raises:
+        InvalidConfigError: for anything else.
+    """
+    if text is None:
+        return None
+    layers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise InvalidConfigError(f"--layers {text}: give indices and ranges such as 0-3,5, or 'suggest'.")
+        layers += range(int(first), int(last if dash else first) + 1)
+    return layers
+
+
+def convert(
+    model: PreTrainedModel,
+    arguments: ConversionArguments,
+    *,
+    max_length: int,
+    dataloader: Iterable[dict[str, Any]],
+    teacher: PreTrainedModel | None = None,
+    autocast: torch.dtype | None = None,
+    checkpoint_dir: str | os.PathLike | None = None,
+) -> PreTrainedModel:
+    """Patch the model in place, teach it, log what was done, and return it; without a variant nothing happens.
+
+    Args:
+        model: a stock model.
+        arguments: see there.
+        max_length: the number of positions.
+        dataloader: text for the transfer, as batches of inputs.
+        teacher: who teaches; a copy of the model before the swap if None.
+        autocast: for instance `torch.bfloat16`.
+        checkpoint_dir: where the transfer keeps its state, so that it can go on.
+    """
+    if arguments.variant is None:
+        for name in ("layers", "mixing", "teacher"):
+            if getattr(arguments, name) is not None:
+                raise InvalidConfigError(f"--{name} says how to swap attention, so it needs --variant.")
+        return model
+    options = {} if arguments.mixing is None else {"mixing": arguments.mixing}
+    stock = copy.deepcopy(model) if teacher is None else teacher
+    if arguments.layers == "suggest":
+        hybrid = suggest_layers(
+            stock, dataloader, arguments.variant, arguments.budget, autocast=autocast, max_length=max_length, **options
+        )
+        logger.warning(f"Suggested layers:\n{hybrid}")
+        patch_model(model, hybrid, max_length=max_length, **options)
+    else:
+        patch_model(model, arguments.variant, layers=parse_layers(arguments.layers), max_length=max_length, **options)
+    logger.warning(f"{patch_report(model)}")
+    if arguments.transfer_steps or arguments.transfer_method == "average":
+        report = transfer_attention(
+            model,
+            stock,
+            dataloader,
+            method=arguments.transfer_method,
+            steps=arguments.transfer_steps,
+            autocast=autocast,
+            checkpoint_dir=checkpoint_dir,
+        )
+        logger.warning(f"Transfer:\n{report}")
+    return model

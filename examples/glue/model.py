@@ -1,0 +1,81 @@
+"""The model and its tokenizer, as the flags of the examples name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForMultipleChoice,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from .tasks import Task
+
+
+@dataclass
+class ModelArguments:
+    """Which model, and from where."""
+
+    model_name_or_path: str = field(metadata={"help": "A model of the Hub or a folder; stock, or patched and saved."})
+    config_name: str | None = field(default=None, metadata={"help": "A config, if not the model's own."})
+    tokenizer_name: str | None = field(default=None, metadata={"help": "A tokenizer, if not the model's own."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where downloads are kept."})
+    model_revision: str = field(default="main", metadata={"help": "A branch, tag or commit of the Hub."})
+    token: str | None = field(default=None, metadata={"help": "A token of the Hub, if not the stored one."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run model code that the repository holds."})
+    ignore_mismatched_sizes: bool = field(
+        default=False, metadata={"help": "Start a head of another size afresh instead of failing."}
+    )
+
+    def download_options(self) -> dict[str, Any]:
+        """What each `from_pretrained` is called with."""
+        return {
+            "cache_dir": self.cache_dir,
+            "revision": self.model_revision,
+            "token": self.token,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+def load_tokenizer(arguments: ModelArguments) -> PreTrainedTokenizerBase:
+    """The tokenizer."""
+    return AutoTokenizer.from_pretrained(
+        arguments.tokenizer_name or arguments.model_name_or_path, **arguments.download_options()
+    )
+
+
+def load_model(arguments: ModelArguments, task: Task) -> PreTrainedModel:
+    """The model with a head for the task; its classes are named in its config."""
+    options = arguments.download_options()
+    config = AutoConfig.from_pretrained(arguments.config_name or arguments.model_name_or_path, **options)
+    return _build(
+        task,
+        arguments.model_name_or_path,
+        config,
+        ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
+        **options,
+    )
+
+
+def load_stock(path: str, task: Task, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """A teacher for the task."""
+    return _build(task, path, AutoConfig.from_pretrained(path)).to(device)
+
+
+def _build(task: Task, path: str, config: Any, **options: Any) -> PreTrainedModel:
+    if task.multiple_choice:
+        return AutoModelForMultipleChoice.from_pretrained(path, config=config, **options)
+    config.num_labels = task.num_labels
+    if task.regression:
+        config.problem_type = "regression"
+    else:
+        config.id2label = dict(enumerate(task.labels))
+        config.label2id = {label: number for number, label in enumerate(task.labels)}
+        config.problem_type = "single_label_classification"
+    return AutoModelForSequenceClassification.from_pretrained(path, config=config, **options)

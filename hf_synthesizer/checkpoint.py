@@ -66,6 +66,20 @@ def reading(checkpoint: Any, **hub_arguments: Any) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def pushing(model: nn.Module, repo_id: str) -> Iterator[None]:
+    """Add to an error of the hub library what became of the model."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"Pushing this {type(model).__name__} to {repo_id!r} failed. The model in memory is as it was, and what "
+            f"save_pretrained() wrote is whole. Push again once the cause is gone (offline: check the connection; 401 "
+            f"or 403: log in with `hf auth login` and a token that may write): what has arrived is not sent twice."
+        )
+        raise
+
+
 def _damaged_file(checkpoint: Any, hub_arguments: dict[str, Any]) -> str:
     folder = Path(str(checkpoint)) / (hub_arguments.get("subfolder") or "")
     if not folder.is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,16 +75,24 @@ class SynthesizerModelMixin:
     ) -> None:
         """As Transformers' own; with guards against stock classes, the shim for `trust_remote_code`, and a card."""
         from ..auto import auto_map
-        from ..checkpoint import add_guards
+        from ..checkpoint import add_guards, pushing
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
         state_dict = add_guards(self, self.state_dict() if state_dict is None else state_dict)  # type: ignore
-        with auto_map(self):  # type: ignore[arg-type]
+        repo_id = kwargs.get("repo_id", Path(save_directory).name) if kwargs.get("push_to_hub") else None
+        with auto_map(self), pushing(self, repo_id) if repo_id else nullcontext():  # type: ignore[arg-type]
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
         if is_main_process:
-            self._complete(Path(save_directory))
+            self._complete(Path(save_directory), repo_id)
+
+    def push_to_hub(self, repo_id: str, *args: Any, **kwargs: Any) -> Any:
+        """As Transformers' own, with our card; a failure leaves model and files as they were, and says so."""
+        from ..checkpoint import pushing
+
+        with pushing(self, repo_id):  # type: ignore[arg-type]
+            return super().push_to_hub(repo_id, *args, **kwargs)  # type: ignore[misc]
 
     def _complete(self, folder: Path, repo_id: str | None = None) -> None:
         """Add to a saved checkpoint what lies beside its weights: the card, and the shim."""
@@ -99,11 +108,11 @@ class SynthesizerModelMixin:
     def _upload_modified_files(
         self, working_dir: Any, repo_id: str, files_timestamps: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        # Transformers has just put a card there, the repo's or an empty form.
-        self._complete(Path(working_dir), repo_id)
         from ..auto import SHIM
         from ..model_card import FILE
 
+        # Transformers has just put a card there, the repo's or an empty form.
+        self._complete(Path(working_dir), repo_id)
         ours = (SHIM.name, FILE)
         timestamps = {name: time for name, time in files_timestamps.items() if name not in ours}
         return super()._upload_modified_files(working_dir, repo_id, timestamps, *args, **kwargs)  # type: ignore[misc]

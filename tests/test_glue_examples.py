@@ -379,3 +379,11 @@ def test_two_processes_count_every_row_once(model_dir: Path, glue_dir: Path, tmp
         found = model(**batch).logits.argmax(-1)
     assert metrics["eval_accuracy"] == pytest.approx(accuracy_score(batch["labels"], found))
     assert metrics["eval_f1"] == pytest.approx(f1_score(batch["labels"], found))
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_reads_its_configurations(path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    expected = {"two_processes_cpu": "MULTI_CPU", "fsdp": "FSDP", "deepspeed_zero2": "DEEPSPEED"}
+    assert load_config_from_file(str(path)).distributed_type == expected[path.stem]

@@ -1,0 +1,138 @@
+"""The GLUE benchmark: which runs there are, what a run writes, and the table made of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import BertModel, BertTokenizerFast
+
+from tests.models import bert_config
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name.removeprefix('bench_')}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+bench = load("bench_glue")
+table = load("glue_table")
+
+KEYS = {
+    "task",
+    "variant",
+    "transfer",
+    "seed",
+    "score",
+    "model",
+    "train_rows",
+    "epochs",
+    "parameters",
+    "train_seconds",
+    "examples_per_second",
+    "versions",
+    "commit",
+}
+
+
+def test_the_runs_are_the_table_that_was_promised() -> None:
+    runs = bench.all_runs(["a", "b", "c"])
+    assert len(set(runs)) == len(runs) == len({run.path for run in runs})
+    with_transfer = {(run.variant, run.task) for run in runs if run.seed == 0 and run.transfer}
+    assert with_transfer == {(variant, task) for variant in bench.VARIANTS[1:] for task in bench.TASKS}
+    fresh = {(run.variant, run.task) for run in runs if not run.transfer and run.variant != "stock"}
+    assert fresh == {(variant, task) for variant in bench.VARIANTS[1:] for task in ("sst2", "mrpc")}
+    seeds = {(run.variant, run.task) for run in runs if run.seed == 2}
+    assert seeds == {(variant, task) for variant in ("stock", "a", "b", "c") for task in ("mrpc", "stsb", "sst2")}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The benchmark on a tiny model and a handful of rows."""
+    words = ["good", "bad", "film", "plot", "the", "is", "not", "."]
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "vocab.txt").write_text("\n".join(vocabulary))
+    BertTokenizerFast(vocab=str(model / "vocab.txt")).save_pretrained(model)
+    torch.manual_seed(0)
+    BertModel(bert_config(vocab_size=len(vocabulary))).save_pretrained(model)
+    for name in bench.TASKS:
+        (tmp_path / "glue" / name).mkdir(parents=True)
+        rows = [
+            {
+                "sentence": f"the {words[n % 4]} film is {words[n % 2]}",
+                "sentence1": f"the {words[n % 4]} film",
+                "sentence2": f"the {words[n % 2]} plot",
+                "label": n % 2,
+            }
+            for n in range(12)
+        ]
+        for split in ("train", "validation"):
+            path = tmp_path / "glue" / name / f"{split}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(bench, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(bench, "MAX_LENGTH", 16)
+    monkeypatch.setattr(bench, "TRANSFER_STEPS", (2, 2))
+    monkeypatch.setattr(bench, "EPOCHS", dict.fromkeys(bench.TASKS, 1))
+    return [
+        f"--glue_dir={tmp_path / 'glue'}",
+        f"--model={model}",
+        f"--work_dir={tmp_path / 'work'}",
+        "--tasks",
+        "sst2",
+    ]
+
+
+def test_a_run_writes_what_the_table_needs_and_is_not_repeated(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    chosen = [*tiny, "--seeds", "0", "--variants", "stock", "random", "hybrid"]
+    bench.main(chosen)
+    results = {path.name: json.loads(path.read_text()) for path in (tmp_path / "results").glob("*.json")}
+    assert set(results) == {
+        "sst2-stock-fresh-seed0.json",
+        "sst2-random-transfer-seed0.json",
+        "sst2-random-fresh-seed0.json",
+        "sst2-hybrid-transfer-seed0.json",
+        "sst2-hybrid-fresh-seed0.json",
+    }
+    for row in results.values():
+        assert set(row) >= KEYS and 0 <= row["score"] <= 1
+        assert row["score"] == max(tried["score"] for tried in row["tried"]) and len(row["tried"]) == 2
+    assert len(results["sst2-hybrid-transfer-seed0.json"]["hybrid"]) == 1
+    bench.main(chosen)
+    assert "5 of 5 runs are there" in capsys.readouterr().out
+    table.main([f"--results={tmp_path / 'results'}"])
+    assert (tmp_path / "results" / "scores.png").stat().st_size > 1000
+
+
+def test_the_table_is_relative_to_stock_on_the_same_task_and_seed() -> None:
+    def row(task: str, variant: str, seed: int, score: float, transfer: bool = True) -> dict:
+        numbers = {"parameters": 1e6, "transfer_seconds": 5.0, "train_seconds": 10.0, "examples_per_second": 100.0}
+        return {"task": task, "variant": variant, "seed": seed, "score": score, "transfer": transfer, **numbers}
+
+    results = [
+        row("mrpc", "stock", 0, 0.8, False),
+        row("mrpc", "stock", 1, 0.9, False),
+        row("sst2", "stock", 0, 0.5, False),
+        row("mrpc", "dense", 0, 0.72),  # 0.9 of stock
+        row("mrpc", "dense", 1, 0.72),  # 0.8 of stock
+        row("sst2", "dense", 0, 0.5),  # 1.0 of stock
+    ]
+    dense = [r for r in results if r["variant"] == "dense"]
+    assert table.mean_relative(dense, results) == pytest.approx((0.85 + 1.0) / 2)
+    lines = table.table(results).splitlines()
+    assert lines[2].startswith("| stock |") and "80.0" not in lines[2] and "85.0 ± 7.1" in lines[2]
+    assert lines[3].startswith("| `dense` |") and "92.5%" in lines[3]

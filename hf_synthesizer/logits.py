@@ -12,6 +12,9 @@ import torch
 class Logits:
     """The base of all forms."""
 
+    query_length: int
+    """Lq."""
+
     def materialize(self) -> torch.Tensor:
         """The logits as a tensor of shape (B or 1, H, Lq, Lk)."""
         raise TypeError(f"{type(self).__name__} is an abstract form of logits: it must define materialize()")
@@ -22,6 +25,7 @@ class Static(Logits):
 
     def __init__(self, logits: torch.Tensor):
         self.logits = logits
+        self.query_length = logits.shape[-2]
 
     def materialize(self) -> torch.Tensor:
         return self.logits.unsqueeze(0)  # (1, H, Lq, Lk)
@@ -32,6 +36,7 @@ class Explicit(Logits):
 
     def __init__(self, logits: torch.Tensor):
         self.logits = logits
+        self.query_length = logits.shape[-2]
 
     def materialize(self) -> torch.Tensor:
         return self.logits
@@ -47,6 +52,7 @@ class LowRank(Logits):
         self.query = query
         self.key = key
         self.key_bias = key_bias
+        self.query_length = query.shape[-2]
 
     def materialize(self) -> torch.Tensor:
         logits = self.query @ self.key.transpose(-1, -2)  # (B, H, Lq, Lk)
@@ -63,6 +69,7 @@ class Tiled(Logits):
         self.inner = inner
         self.outer = outer
         self.key_length = key_length
+        self.query_length = inner.shape[-2]
 
     def materialize(self) -> torch.Tensor:
         product = self.outer.unsqueeze(-1) * self.inner.unsqueeze(-2)  # (B, H, Lq, b, a)
@@ -85,6 +92,7 @@ class Sum(Logits):
 
     def __init__(self, terms: list[tuple[torch.Tensor | None, Logits]]):
         self.terms = terms
+        self.query_length = max(term.query_length for _, term in terms)
 
     def materialize(self) -> torch.Tensor:
         total: torch.Tensor | None = None

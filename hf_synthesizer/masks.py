@@ -1,12 +1,18 @@
 """What joins the logits before the softmax: who may be looked at, an additive bias, causality.
 
-Transformers hands each attention backend another kind of mask (eager a float tensor, sdpa a bool tensor or None).
-`AttentionMask` is the one kind that `attend` knows.
+Transformers hands each attention backend another kind of mask (eager a float tensor, sdpa a bool tensor or None), always
+one number for each query and key. `AttentionMask` is the one kind that `attend` knows, and it finds out what a mask is made
+of: most are a mask of keys, or that and a triangle, and both can be served without touching L² numbers in each layer.
 """
 
 from __future__ import annotations
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_SIMPLIFIED = (
+    WeakTensorKeyDictionary()
+)  # mask tensor → (its version, what it is made of): all layers get the same tensor
 
 
 class AttentionMask:
@@ -46,3 +52,29 @@ class AttentionMask:
         query = torch.arange(query_length, device=device)[:, None] + self.causal_offset
         triangle = torch.arange(key_length, device=device) <= query  # (Lq, Lk)
         return triangle[None, None] if self.keep is None else self.keep & triangle
+
+    def simplified(self) -> AttentionMask:
+        """The same mask with `keep` as a mask of keys (…, 1, Lk), and a triangle, wherever it is made of these.
+
+        Reads the tensor, once for each mask; so not for compiled graphs.
+        """
+        if self.keep is None or self.keep.shape[-2] == 1 or self.causal_offset is not None:
+            return self
+        known = _SIMPLIFIED.get(self.keep)
+        if known is None or known[0] != self.keep._version:
+            known = _SIMPLIFIED[self.keep] = (self.keep._version, _simplify(self.keep))
+        return self if known[1] is None else AttentionMask(known[1][0], self.bias, known[1][1])
+
+
+def _simplify(keep: torch.Tensor) -> tuple[torch.Tensor | None, int | None] | None:
+    """(keys, causal offset) that mean the same as `keep`, or None if there are none."""
+    query_length, key_length = keep.shape[-2:]
+    keys = keep[..., -1:, :]  # the last query sees most
+    offset: int | None = None
+    if not bool((keep == keys).all()):
+        offset = key_length - query_length
+        visible = AttentionMask(keys, None, offset).visible(query_length, key_length, keep.device)
+        if visible is None or not torch.equal(keep, visible):
+            return None
+    # A copy: a view would keep the whole mask alive, and with it this entry.
+    return (None if bool(keys.all()) else keys.clone()), offset

@@ -8,19 +8,20 @@ import torch
 
 from ..logits import Logits
 from ..masks import AttentionMask
-from . import reference, sdpa
+from . import reference, sdpa, static, tiled
+from .terms import Terms
 
 logger = logging.getLogger(__name__)
 
-ROUTES = {"sdpa": sdpa}
+ROUTES = {"static": static, "tiled": tiled, "sdpa": sdpa}
 """The fast routes, in the order in which they are asked. Each has `serves(…)` and `attend(…)`."""
 
 __all__ = ["ROUTES", "attend", "choose_route"]
 
 
-def choose_route(logits: Logits, value: torch.Tensor, mask: AttentionMask) -> str:
-    """The name of the route that serves these logits: the first that says so, else `"reference"`."""
-    return next((name for name, route in ROUTES.items() if route.serves(logits, value, mask)), "reference")
+def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> str:
+    """The name of the route that serves these terms: the first that says so, else `"reference"`."""
+    return next((name for name, route in ROUTES.items() if route.serves(terms, value, mask, dropout)), "reference")
 
 
 def attend(
@@ -46,9 +47,12 @@ def attend(
     mask = AttentionMask() if mask is None else mask
     if need_weights:
         return reference.attend(logits, value, mask, dropout)
-    route = choose_route(logits, value, mask)
+    if not torch.compiler.is_compiling():
+        mask = mask.simplified()
+    terms = Terms.of(logits, mask)
+    route = choose_route(terms, value, mask, dropout)
     if not torch.compiler.is_compiling():
         logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), route)
     if route == "reference":
         return reference.attend(logits, value, mask, dropout)[0], None
-    return ROUTES[route].attend(logits, value, mask, dropout), None
+    return ROUTES[route].attend(terms, value, mask, dropout), None

@@ -9,11 +9,6 @@ from ..logits import Logits
 from ..masks import AttentionMask
 
 
-def serves(logits: Logits, value: torch.Tensor, mask: AttentionMask) -> bool:
-    """Anything."""
-    return True
-
-
 def attend(
     logits: Logits, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:

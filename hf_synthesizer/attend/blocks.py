@@ -1,0 +1,255 @@
+"""The tiles of the tiled route: how a problem is cut, and what a tile of logits and of its gradient is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from ..masks import AttentionMask
+from .gemm import product
+from .static import accumulate, pairs
+from .terms import Terms
+
+ROWS = 512  # of a tile: fewer make its matrix products slow, more push it out of the cache (docs/performance.md)
+TILE = 1 << 18  # numbers in a tile of several short heads
+
+
+class Block(NamedTuple):
+    """One row of the batch, some heads, some queries, and how many keys these queries can see."""
+
+    row: int
+    heads: slice
+    queries: slice
+    seen: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a tile is made of. Tensors are bound later, so that autograd sees them.
+
+    Where `keep` is a mask of keys, `ends` says for each row of the batch how many keys there are up to the last one that
+    is seen: the padding behind it is cut off instead of masked; and `holes`, whether one before it is hidden.
+
+    The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r), key (1 or B, H, Lk, r), key_bias (1 or B, H or 1, 1, Lk), then
+    an inner and an outer for each tiled term, an explicit (1 or B, 1 or H, 1 or Lq, Lk) each, and weight and table for
+    each static term.
+    """
+
+    query_length: int
+    key_length: int
+    tiled_terms: int
+    explicit_terms: int
+    keep: torch.Tensor | None
+    causal_offset: int | None
+    dropout: float
+    seed: int
+    ends: tuple[int, ...] | None = None
+    holes: tuple[bool, ...] | None = None
+    tensors: Sequence[torch.Tensor | None] = ()
+
+    @classmethod
+    def of(
+        cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float
+    ) -> tuple[Problem, list[torch.Tensor | None]]:
+        """The problem, and its tensors in order."""
+        query: torch.Tensor | None = None
+        key: torch.Tensor | None = None
+        if len(terms.low_rank) == 1:
+            query, key = terms.low_rank[0][0].to(value.dtype), terms.low_rank[0][1].to(value.dtype)
+        elif terms.low_rank:
+            query, key = terms.joined_low_rank(value)
+        tensors = [value.contiguous()]
+        tensors += [None if t is None else t.contiguous() for t in (query, key, terms.key_bias)]  # type: ignore[misc]
+        for inner, outer, _ in terms.tiled:
+            tensors += [inner.contiguous(), outer.contiguous()]
+        tensors += terms.explicit
+        for weight, table in terms.static:
+            tensors += [weight, table]  # type: ignore[list-item]
+        seed = int(torch.randint(1 << 62, ())) if dropout else 0
+        ends, holes = _ends(mask.keep, len(value))
+        problem = cls(
+            query_length=terms.query_length,
+            key_length=value.shape[-2],
+            tiled_terms=len(terms.tiled),
+            explicit_terms=len(terms.explicit),
+            keep=mask.keep,
+            causal_offset=mask.causal_offset,  # type: ignore[arg-type]
+            dropout=dropout,
+            seed=seed,
+            ends=ends,
+            holes=holes,
+        )
+        return problem, tensors  # type: ignore[return-value]
+
+    def bind(self, tensors: Sequence[torch.Tensor | None]) -> Problem:
+        return replace(self, tensors=tensors)
+
+    def unbound(self) -> Problem:
+        return replace(self, tensors=())
+
+    @property
+    def value(self) -> torch.Tensor:
+        return self.tensors[0]  # type: ignore[return-value]
+
+    @property
+    def first_explicit(self) -> int:
+        return 4 + 2 * self.tiled_terms
+
+    @property
+    def first_static(self) -> int:
+        return self.first_explicit + self.explicit_terms
+
+    def generator(self) -> torch.Generator | None:
+        """A generator that draws the same dropout in forward and backward."""
+        return torch.Generator().manual_seed(self.seed) if self.dropout else None
+
+    def blocks(self) -> Iterator[Block]:
+        """Several heads of a short sequence at a time, or `ROWS` queries of one head of a long one."""
+        batch, heads = self.value.shape[:2]
+        together = max(1, min(heads, TILE // (self.query_length * self.key_length)))
+        if together < 4:
+            together = 1  # one head at a time goes to the faster matrix product
+        rows = self.query_length if together > 1 else ROWS
+        for row in range(batch):
+            key_length = self.key_length if self.ends is None else self.ends[row]
+            if key_length == 0:
+                continue
+            for head in range(0, heads, together):
+                for start in range(0, self.query_length, rows):
+                    stop = min(start + rows, self.query_length)
+                    seen = key_length
+                    if self.causal_offset is not None:
+                        seen = min(seen, stop + self.causal_offset)
+                    yield Block(row, slice(head, min(head + together, heads)), slice(start, stop), seen)
+
+    def weights(self, block: Block) -> torch.Tensor:
+        """softmax(logits + mask) of one tile, in the values' dtype: (g, rows, seen). A query that sees nothing has zeros."""
+        scores = self.logits(block)
+        hidden = self.hidden(block, scores.device)
+        if hidden is None:
+            return torch.softmax(scores, -1).to(self.value.dtype)
+        scores = scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        return torch.softmax(scores, -1).masked_fill_(hidden, 0.0).to(self.value.dtype)
+
+    def hidden(self, block: Block, device: torch.device) -> torch.Tensor | None:
+        """What the queries of a tile do not see, as a bool tensor that broadcasts to (g, rows, seen); None: nothing."""
+        hidden: torch.Tensor | None = None
+        if self.keep is not None and (self.holes is None or self.holes[block.row]):
+            hidden = ~_part(self.keep, block)
+        if self.causal_offset is not None:
+            rows = torch.arange(block.queries.start, block.queries.stop, device=device)[:, None]
+            future = torch.arange(block.seen, device=device) > rows + self.causal_offset
+            hidden = future if hidden is None else hidden | future
+        return hidden
+
+    def logits(self, block: Block) -> torch.Tensor:
+        """One tile of logits, in fresh memory: (g, rows, seen)."""
+        query, key, key_bias = self.tensors[1:4]
+        total: torch.Tensor | None = None
+        if query is not None and key is not None:
+            own = key[block.row if len(key) > 1 else 0, block.heads, : block.seen]
+            total = product(query[block.row, block.heads, block.queries], own.transpose(-1, -2))
+        for number in range(4, self.first_explicit, 2):
+            inner, outer = self.factors(number, block)
+            tile = (outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2)[..., : block.seen]
+            total = tile if total is None else total.add_(tile)
+        for weight, table in pairs(self.tensors[self.first_static :]):
+            tile = table[block.heads if len(table) > 1 else slice(0, 1), block.queries, : block.seen]
+            if weight is not None:
+                tile = tile * weight[block.heads, None, None].to(tile.dtype)
+            total = self._add(total, tile, block, fresh=weight is not None)
+        for explicit in self.tensors[self.first_explicit : self.first_static]:
+            total = self._add(total, _part(explicit, block), block)  # type: ignore[arg-type]
+        if key_bias is not None:
+            total = self._add(total, _part(key_bias, block), block)
+        return total  # type: ignore[return-value]
+
+    def _add(self, total: torch.Tensor | None, tile: torch.Tensor, block: Block, fresh: bool = False) -> torch.Tensor:
+        if total is not None:
+            return total.add_(tile)
+        if fresh:
+            return tile
+        shape = (block.heads.stop - block.heads.start, block.queries.stop - block.queries.start, block.seen)
+        return tile.expand(shape).contiguous() if tile.shape != shape else tile.clone()
+
+    def factors(self, number: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inner (g, rows, a) and as much of outer (g, rows, b) as the keys that are seen need."""
+        inner, outer = cast(Sequence[torch.Tensor], self.tensors[number : number + 2])
+        inner = inner[block.row, block.heads, block.queries]
+        return inner, outer[block.row, block.heads, block.queries, : -(-block.seen // inner.shape[-1])]
+
+    def dropout_mask(self, weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor | None:
+        """0 where a weight is dropped, 1/(1 − p) elsewhere."""
+        if generator is None:
+            return None
+        return torch.empty_like(weights).bernoulli_(1 - self.dropout, generator=generator).div_(1 - self.dropout)
+
+    def empty_gradients(self, needed: Sequence[bool]) -> list[torch.Tensor | None]:
+        """A tensor of zeros for each input that wants a gradient."""
+        return [
+            torch.zeros_like(t, memory_format=torch.contiguous_format) if need and t is not None else None
+            for t, need in zip(self.tensors, needed, strict=True)
+        ]
+
+    def accumulate(self, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
+        """Add what a tile's gradient (g, rows, seen) contributes to each input."""
+        query, key, _ = self.tensors[1:4]
+        if query is not None and key is not None:
+            own = block.row if len(key) > 1 else 0
+            if grads[1] is not None:
+                grads[1][block.row, block.heads, block.queries] = product(
+                    logit_grad, key[own, block.heads, : block.seen]
+                )
+            if grads[2] is not None:
+                rows = query[block.row, block.heads, block.queries].transpose(-1, -2).contiguous()
+                grads[2][own, block.heads, : block.seen] += product(rows, logit_grad).transpose(-1, -2)
+        if grads[3] is not None:
+            _add_reduced(grads[3], block, logit_grad)
+        for number in range(4, self.first_explicit, 2):
+            self._accumulate_tiled(number, block, logit_grad, grads)
+        for number in range(self.first_explicit, self.first_static):
+            if grads[number] is not None:
+                _add_reduced(grads[number], block, logit_grad)
+        static = pairs(self.tensors[self.first_static :])
+        if any(grad is not None for grad in grads[self.first_static :]):
+            accumulate(grads[self.first_static :], static, logit_grad, block.heads, block.queries)
+
+    def _accumulate_tiled(self, number: int, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
+        inner, outer = (factor.to(logit_grad.dtype) for factor in self.factors(number, block))
+        width, count = inner.shape[-1], outer.shape[-1]
+        if width * count > block.seen:
+            logit_grad = torch.nn.functional.pad(logit_grad, (0, width * count - block.seen))
+        grid = logit_grad.unflatten(-1, (count, width))  # (g, rows, b, a)
+        if grads[number] is not None:
+            grads[number][block.row, block.heads, block.queries] = (outer.unsqueeze(-2) @ grid).squeeze(-2)
+        if grads[number + 1] is not None:
+            grads[number + 1][block.row, block.heads, block.queries, :count] = (grid @ inner.unsqueeze(-1)).squeeze(-1)
+
+
+def _ends(keep: torch.Tensor | None, batch: int) -> tuple[tuple[int, ...] | None, tuple[bool, ...] | None]:
+    """(`ends`, `holes`) of a mask of keys (B or 1, 1, 1, Lk); (None, None) for any other."""
+    if keep is None or keep.shape[1] != 1 or keep.shape[2] != 1:
+        return None, None
+    keys = keep[:, 0, 0].expand(batch, -1)  # (B, Lk)
+    places = torch.arange(1, keys.shape[-1] + 1, device=keys.device)
+    ends = (keys * places).amax(-1)
+    return tuple(ends.tolist()), tuple((keys.sum(-1) < ends).tolist())
+
+
+def _part(tensor: torch.Tensor, block: Block) -> torch.Tensor:
+    """What a tile needs of a tensor that broadcasts to (B, H, Lq, Lk): (1 or g, 1 or rows, seen)."""
+    row = block.row if len(tensor) > 1 else 0
+    heads = block.heads if tensor.shape[1] > 1 else slice(0, 1)
+    queries = block.queries if tensor.shape[2] > 1 else slice(0, 1)
+    return tensor[row, heads, queries, : block.seen]
+
+
+def _add_reduced(grad: torch.Tensor, block: Block, logit_grad: torch.Tensor) -> None:
+    part = _part(grad, block)
+    for dim in (0, 1):
+        if part.shape[dim] == 1 and logit_grad.shape[dim] > 1:
+            logit_grad = logit_grad.sum(dim, keepdim=True)
+    part += logit_grad

@@ -1,0 +1,213 @@
+"""The static route: one table of weights a head serves the whole batch, in one matrix product.
+
+With logits that do not depend on the input, softmax(R) does not either. Key padding m and a key's salience s_j differ from
+row to row, but they only scale columns: with e_j = m_j · exp(s_j − max s),
+
+    out = (softmax(R) @ (e ∘ V)) / (softmax(R) @ e),
+
+so both products are one, over the values with e as one more column, and nothing of size B·H·L·L is ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from ..masks import AttentionMask
+from .gemm import product
+from .terms import Terms, Weighted
+
+# exp(−60) / L is far above the smallest normal float32: no denominator can underflow.
+MAX_RANGE = 60.0
+_ROWS = 512  # of a tile of weights, which has to stay in the cache
+
+
+def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """Static forms with any number of key biases, under a mask of keys and a triangle, without dropout.
+
+    Dropout draws other weights for each row of the batch. A table or a salience that spans more than e⁶⁰ is left to a
+    route that looks at each row's maximum.
+    """
+    if dropout or value.dtype == torch.float16 or isinstance(mask.causal_offset, torch.Tensor):
+        return False
+    if terms.low_rank or terms.tiled or terms.explicit or not terms.static:
+        return False
+    if mask.keep is not None and mask.keep.shape[-2] != 1:
+        return False
+    if mask.keep is None and terms.key_bias is None:
+        return True
+    return not torch.compiler.is_compiling() and _range(terms, mask) <= MAX_RANGE
+
+
+def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+    """The output (B, H, Lq, d_v)."""
+    batch, heads, key_length, width = value.shape
+    causal_offset = cast(int | None, mask.causal_offset)
+    factor = _column_factor(terms, mask, value)  # (B or 1, H or 1, Lk, 1), or None
+    columns = (
+        value if factor is None else torch.cat((value * factor, factor.expand(batch, heads, -1, -1)), dim=-1)
+    )  # (B, H, Lk, d_v + 1)
+    columns = columns.permute(1, 2, 0, 3).reshape(heads, key_length, -1)  # (H, Lk, B·(d_v + 1))
+    tensors = [tensor for pair in terms.static for tensor in pair]
+    if torch.compiler.is_compiling() or value.device.type != "cpu":
+        made = whole_weights(terms.static, causal_offset, key_length).to(columns.dtype) @ columns
+    elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (columns, *tensors)):
+        made = SoftmaxProduct.apply(columns, causal_offset, *tensors)
+    else:
+        made = softmax_product(columns, causal_offset, terms.static)
+    summed = made.view(heads, -1, batch, width + (factor is not None)).permute(2, 0, 1, 3)  # (B, H, Lq, …)
+    if factor is None:
+        return summed
+    # Where nothing is visible both are 0, and so is the output.
+    return summed[..., :-1] / summed[..., -1:].clamp(min=torch.finfo(value.dtype).tiny)
+
+
+def _column_factor(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> torch.Tensor | None:
+    """e = m · exp(s − max s) over the visible keys."""
+    keep = None if mask.keep is None else mask.keep.transpose(-1, -2)  # (B or 1, H or 1, Lk, 1)
+    if terms.key_bias is None:
+        return None if keep is None else keep.to(value.dtype)
+    bias = terms.key_bias.transpose(-1, -2)
+    bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+    if keep is not None:
+        bias = bias.masked_fill(~keep, torch.finfo(bias.dtype).min)
+    factor = (bias - bias.detach().amax(-2, keepdim=True)).exp()
+    if keep is not None:
+        factor = factor.masked_fill(~keep, 0.0)
+    return factor.to(value.dtype)
+
+
+def _range(terms: Terms, mask: AttentionMask) -> float:
+    """How far the logits of a row can lie apart, at most."""
+    total = 0.0
+    for weight, table in terms.static:
+        low, high = torch.aminmax(table.detach())
+        scale = 1.0 if weight is None else float(weight.detach().abs().max())
+        total += float(high - low) * scale
+    if terms.key_bias is not None:
+        bias = terms.key_bias.detach()
+        if mask.keep is not None:
+            bias = bias.expand(torch.broadcast_shapes(bias.shape, mask.keep.shape))
+            bias = bias[mask.keep.expand_as(bias)] if bool(mask.keep.any()) else bias[..., :0]
+        if bias.numel():
+            low, high = torch.aminmax(bias)
+            total += float(high - low)
+    return total
+
+
+def softmax_product(columns: torch.Tensor, causal_offset: int | None, static: list[Weighted]) -> torch.Tensor:
+    """`softmax(Σ w·R) @ columns` a head: (H, Lk, c) → (H, Lq, c), a tile of rows at a time."""
+    heads, key_length, width = columns.shape
+    query_length = static[0][1].shape[-2]
+    output = columns.new_empty(heads, query_length, width)
+    for head, start, stop, end in tiles(heads, query_length, key_length, causal_offset):
+        weights = tile_weights(static, head, start, stop, end, causal_offset, columns.dtype)
+        output[head, start:stop] = product(weights, columns[head, :end])
+    return output
+
+
+def whole_weights(static: list[Weighted], causal_offset: int | None, key_length: int) -> torch.Tensor:
+    """All weights at once, (H, Lq, Lk), for devices and compilers that like large operations better than tiles."""
+    scaled = [table if weight is None else table * weight.to(table.dtype)[:, None, None] for weight, table in static]
+    total = torch.stack(scaled).sum(0) if len(scaled) > 1 else scaled[0]
+    if causal_offset is not None:
+        rows = torch.arange(total.shape[-2], device=total.device)[:, None] + causal_offset
+        total = total.masked_fill(torch.arange(key_length, device=total.device) > rows, float("-inf"))
+    return torch.softmax(total, -1)
+
+
+def tiles(
+    heads: int, query_length: int, key_length: int, causal_offset: int | None
+) -> Iterator[tuple[int, int, int, int]]:
+    """(head, first row, last row + 1, how many keys these rows can see)."""
+    for head in range(heads):
+        for start in range(0, query_length, _ROWS):
+            stop = min(start + _ROWS, query_length)
+            seen = key_length if causal_offset is None else max(1, min(key_length, stop + causal_offset))
+            yield head, start, stop, seen
+
+
+def tile_weights(
+    static: list[Weighted],
+    head: int,
+    start: int,
+    stop: int,
+    end: int,
+    causal_offset: int | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """softmax over the first `end` keys of rows `start … stop`: (rows, end). A row that sees no key has zeros."""
+    total: torch.Tensor | None = None
+    for weight, table in static:
+        tile = table[head if len(table) > 1 else 0, start:stop, :end]
+        if weight is not None:
+            tile = tile * weight[head].to(tile.dtype)
+        total = tile if total is None else total + tile
+    total = cast(torch.Tensor, total)
+    if causal_offset is None:
+        return torch.softmax(total, -1).to(dtype)
+    rows = torch.arange(start, stop, device=total.device)[:, None] + causal_offset
+    hidden = torch.arange(end, device=rows.device) > rows
+    return torch.softmax(total.masked_fill(hidden, float("-inf")), -1).to(dtype)
+
+
+class SoftmaxProduct(torch.autograd.Function):
+    """`softmax_product` with a backward that makes the weights again, a tile at a time."""
+
+    @staticmethod
+    @torch.autocast("cpu", enabled=False)
+    def forward(
+        ctx: Any, columns: torch.Tensor, causal_offset: int | None, *tensors: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(columns, *tensors)
+        ctx.causal_offset = causal_offset
+        return softmax_product(columns, causal_offset, pairs(tensors))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        columns, *tensors = ctx.saved_tensors
+        static = pairs(tensors)
+        gradient = gradient.contiguous()
+        needed = ctx.needs_input_grad[2:]
+        grads = [
+            torch.zeros_like(t, memory_format=torch.contiguous_format) if need else None
+            for t, need in zip(tensors, needed, strict=True)
+        ]
+        column_grad = torch.zeros_like(columns)
+        heads, key_length, _ = columns.shape
+        for head, start, stop, end in tiles(heads, gradient.shape[1], key_length, ctx.causal_offset):
+            weights = tile_weights(static, head, start, stop, end, ctx.causal_offset, columns.dtype)
+            rows = gradient[head, start:stop]
+            column_grad[head, :end] += product(rows.t().contiguous(), weights).t()
+            if any(needed):
+                logit_grad = product(rows, columns[head, :end].t())
+                logit_grad = weights * (logit_grad - (logit_grad * weights).sum(-1, keepdim=True))
+                accumulate(grads, static, logit_grad[None], slice(head, head + 1), slice(start, stop))
+        return column_grad, None, *grads
+
+
+def pairs(tensors: Sequence[torch.Tensor | None]) -> list[Weighted]:
+    """[w, R, w, R, …] → [(w, R), …]."""
+    return list(zip(tensors[::2], cast(Sequence[torch.Tensor], tensors[1::2]), strict=True))
+
+
+def accumulate(
+    grads: Sequence[torch.Tensor | None],
+    static: list[Weighted],
+    logit_grad: torch.Tensor,
+    heads: slice,
+    queries: slice,
+) -> None:
+    """Add the gradient (g, rows, keys) of one tile of logits to those of the static tables and of their weights."""
+    seen = logit_grad.shape[-1]
+    for number, (weight, table) in enumerate(static):
+        weight_grad, table_grad = grads[2 * number], grads[2 * number + 1]
+        own = heads if len(table) > 1 else slice(0, 1)
+        if weight_grad is not None:
+            weight_grad[heads] += (logit_grad * table[own, queries, :seen]).sum((-1, -2))
+        if table_grad is not None:
+            scaled = logit_grad if weight is None else logit_grad * weight[heads, None, None].to(logit_grad.dtype)
+            table_grad[own, queries, :seen] += scaled if len(table) > 1 else scaled.sum(0, keepdim=True)

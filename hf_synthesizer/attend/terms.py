@@ -1,0 +1,101 @@
+"""A form of logits taken apart: what all fast routes start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..logits import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
+from ..masks import AttentionMask
+
+Weighted = tuple[torch.Tensor | None, torch.Tensor]
+
+
+@dataclass
+class Terms:
+    """The logits are the sum of all of these; weights that cost nothing to fold are folded in.
+
+    Attributes:
+        static: tables (H, Lq, Lk), each with a weight (H,) or None; they stay apart, because a product is as large.
+        low_rank: pairs of queries (B, H, Lq, r) and keys (1 or B, H, Lk, r).
+        tiled: triples of inner (B, H, Lq, a), outer (B, H, Lq, b) and key length.
+        key_bias: (1 or B, H or 1, 1, Lk) or None.
+        explicit: tensors (1 or B, 1 or H, 1 or Lq, Lk).
+        query_length: Lq.
+    """
+
+    static: list[Weighted] = field(default_factory=list)
+    low_rank: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    tiled: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
+    key_bias: torch.Tensor | None = None
+    explicit: list[torch.Tensor] = field(default_factory=list)
+    query_length: int = 1
+
+    @classmethod
+    def of(cls, logits: Logits, mask: AttentionMask) -> Terms:
+        """The terms of a form, and of the mask's additive bias."""
+        terms = cls()
+        for weight, term in logits.terms if isinstance(logits, Sum) else [(None, logits)]:
+            terms.add(weight, term)
+        if mask.bias is not None:
+            terms.add_bias(mask.bias)
+        return terms
+
+    def add(self, weight: torch.Tensor | None, term: Logits) -> None:
+        """One term more, `weight` (H,) times."""
+        self.query_length = max(self.query_length, term.query_length)
+
+        def scaled(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if weight is None else tensor * weight.to(tensor.dtype)[:, None, None]
+
+        if isinstance(term, Static):
+            self.static.append((weight, term.logits))
+        elif isinstance(term, LowRank):
+            self.low_rank.append((scaled(term.query), term.key))
+            if term.key_bias is not None:
+                self.add_key_bias(scaled(term.key_bias.unsqueeze(-2)))
+        elif isinstance(term, Tiled):
+            self.tiled.append((scaled(term.inner), term.outer, term.key_length))
+        elif isinstance(term, KeyBias):
+            self.add_key_bias(scaled(term.bias))
+        elif isinstance(term, Explicit):
+            self.explicit.append(scaled(term.logits))
+        else:
+            self.explicit.append(scaled(term.materialize()))
+
+    def add_key_bias(self, bias: torch.Tensor) -> None:
+        self.key_bias = bias if self.key_bias is None else self.key_bias + bias
+
+    def add_bias(self, bias: torch.Tensor) -> None:
+        """An additive mask, or a position bias: the same for all rows of the batch, or not."""
+        if bias.shape[-2] == 1:
+            self.add_key_bias(bias)
+        elif bias.shape[0] == 1:
+            self.static.append((None, bias[0]))
+        else:
+            self.explicit.append(bias)
+
+    def joined_low_rank(self, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries (B, H, Lq, Σr) and keys (B, H, Lk, Σr) of all low-rank terms side by side, in the values' dtype."""
+        batch = value.shape[0]
+        queries = [query.to(value.dtype) for query, _ in self.low_rank]
+        keys = [key.to(value.dtype).expand(batch, -1, -1, -1) for _, key in self.low_rank]
+        return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, dim=-1), torch.cat(keys, dim=-1))
+
+    def joined_bias(self) -> torch.Tensor | None:
+        """Everything that is not low-rank, as one tensor that broadcasts to (B, H, Lq, Lk), or None."""
+        total = self.key_bias
+        for weight, table in self.static:
+            total = _plus(
+                total, (table if weight is None else table * weight.to(table.dtype)[:, None, None]).unsqueeze(0)
+            )
+        for inner, outer, key_length in self.tiled:
+            total = _plus(total, Tiled(inner, outer, key_length).materialize())
+        for explicit in self.explicit:
+            total = _plus(total, explicit)
+        return total
+
+
+def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+    return term if total is None else total + term

@@ -1,0 +1,105 @@
+"""The tiled route: any sum of forms, on a processor, a cache-sized tile of rows at a time.
+
+A tile of logits is made from its terms (a product for low-rank ones, an outer product for tiled ones, rows of a table for
+static ones), softmaxed and multiplied with the values while it is in the cache. Memory is that of one tile, not of L². The
+backward makes the tiles again, dropout included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..masks import AttentionMask
+from .blocks import Block, Problem
+from .gemm import product
+from .terms import Terms
+
+SHORT = 256  # keys; below, the kernel's one call costs less than our many
+
+
+def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """Everything on a CPU that the kernel of `scaled_dot_product_attention` would serve less well.
+
+    That kernel wins for low-rank forms of short sequences; a graph compiler is given plain operations to work on.
+    """
+    if torch.compiler.is_compiling() or value.device.type != "cpu" or isinstance(mask.causal_offset, torch.Tensor):
+        return False
+    if mask.causal_offset is not None and mask.causal_offset < 0:
+        return False
+    if dropout or not terms.low_rank or terms.tiled or terms.explicit:
+        return True
+    if any(table.requires_grad for _, table in terms.static) and torch.is_grad_enabled():
+        return True  # the kernel has no gradient for its bias
+    return value.dtype == torch.float32 and len(terms.low_rank) == 1 and value.shape[-2] >= SHORT
+
+
+def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+    """The output (B, H, Lq, d_v)."""
+    problem, tensors = Problem.of(terms, value, mask, dropout)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        output = TiledAttention.apply(problem, *tensors)
+    else:
+        with torch.autocast("cpu", enabled=False):
+            output = forward(problem.bind(tensors))
+    return output.transpose(1, 2)  # made as (B, Lq, H, d_v), which is how it is read
+
+
+def forward(problem: Problem) -> torch.Tensor:
+    """The output (B, Lq, H, d_v)."""
+    value = problem.value
+    batch, heads, _, width = value.shape
+    output = value.new_zeros(batch, problem.query_length, heads, width)
+    generator = problem.generator()
+    for block in problem.blocks():
+        weights = problem.weights(block)
+        kept = problem.dropout_mask(weights, generator)
+        if kept is not None:
+            weights = weights * kept
+        out = product(weights, value[block.row, block.heads, : block.seen])  # (g, rows, d_v)
+        output[block.row, block.queries, block.heads] = out.transpose(0, 1)
+    return output
+
+
+class TiledAttention(torch.autograd.Function):
+    """`forward`, with a backward that makes each tile again instead of keeping L² numbers."""
+
+    @staticmethod
+    @torch.autocast("cpu", enabled=False)
+    def forward(ctx: Any, problem: Problem, *tensors: torch.Tensor | None) -> torch.Tensor:
+        problem = problem.bind(tensors)
+        output = forward(problem)
+        ctx.problem = problem.unbound()
+        ctx.save_for_backward(output, *tensors)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        output, *tensors = ctx.saved_tensors
+        problem = ctx.problem.bind(tensors)
+        grads = problem.empty_gradients(ctx.needs_input_grad[1:])
+        # Σ_j dP_ij · P_ij, with or without dropout, is the product of the output and its gradient.
+        delta = (gradient * output).sum(-1, keepdim=True)  # (B, Lq, H, 1)
+        generator = problem.generator()
+        for block in problem.blocks():
+            weights = problem.weights(block)
+            kept = problem.dropout_mask(weights, generator)
+            rows = gradient[block.row, block.queries, block.heads].transpose(0, 1).contiguous()  # (g, rows, d_v)
+            _value_gradient(problem, block, weights if kept is None else weights * kept, rows, grads)
+            logit_grad = product(rows, problem.value[block.row, block.heads, : block.seen].transpose(-1, -2))
+            if kept is not None:
+                logit_grad *= kept
+            logit_grad -= delta[block.row, block.queries, block.heads].transpose(0, 1)
+            logit_grad *= weights  # (g, rows, seen)
+            problem.accumulate(block, logit_grad, grads)
+        return None, *grads
+
+
+def _value_gradient(
+    problem: Problem, block: Block, weights: torch.Tensor, rows: torch.Tensor, grads: list[torch.Tensor | None]
+) -> None:
+    if grads[0] is not None:
+        summed = product(rows.transpose(-1, -2).contiguous(), weights)  # (g, d_v, seen)
+        grads[0][block.row, block.heads, : block.seen] += summed.transpose(-1, -2)

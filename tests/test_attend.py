@@ -1,0 +1,237 @@
+"""Each fast route equals the reference: any sum of forms, mask, length, dtype and stride, forward and backward."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_synthesizer import SynthesizerAttention
+from hf_synthesizer.attend import attend, blocks, choose_route, gemm, reference, sdpa, static, tiled
+from hf_synthesizer.attend.terms import Terms
+from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
+from hf_synthesizer.masks import AttentionMask
+from tests.models import mask as key_mask
+
+FORMS = ("static", "low_rank", "low_rank_shared", "biased", "tiled", "salience", "explicit")
+MASKS = ("none", "right", "left", "full", "causal", "causal-left", "scattered", "bias", "position")
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2}
+
+
+def make_form(name: str, batch: int, heads: int, query: int, key: int, dtype: torch.dtype) -> Logits:
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+    if name == "static":
+        return Static(tensor(heads, query + 2, key + 3)[:, :query, :key])  # strided, as the slice of a longer table
+    if name == "low_rank":
+        return LowRank(tensor(batch, query, heads, 4).transpose(1, 2), tensor(batch, key, heads, 4).transpose(1, 2))
+    if name == "low_rank_shared":
+        return LowRank(tensor(batch, heads, query, 4), tensor(1, heads, key, 4))
+    if name == "biased":
+        return LowRank(tensor(batch, heads, query, 4), tensor(1, heads, key, 4), tensor(1, heads, key))
+    if name == "tiled":
+        return Tiled(tensor(batch, heads, query, 3), tensor(batch, heads, query, -(-key // 3)), key)
+    if name == "salience":
+        return KeyBias(tensor(batch, heads, 1, key), query)
+    return Explicit(tensor(batch, heads, query, key))
+
+
+def make_logits(names: list[str], weighted: bool, *shape, dtype: torch.dtype) -> Logits:
+    forms = [make_form(name, *shape, dtype) for name in names]
+    if len(forms) == 1 and not weighted:
+        return forms[0]
+    heads = shape[1]
+    return Sum([(torch.randn(heads, dtype=dtype, requires_grad=True) if weighted else None, form) for form in forms])
+
+
+def make_mask(name: str, batch: int, heads: int, query: int, key: int, dtype: torch.dtype) -> AttentionMask:
+    if name in ("right", "left", "full"):
+        keep = key_mask(batch, key, name).bool()[:, None, None, :]
+        return AttentionMask.from_tensor(keep.expand(batch, 1, query, key).contiguous()).simplified()
+    if name == "causal":
+        return AttentionMask(causal_offset=key - query)
+    if name == "causal-left":
+        keep = key_mask(batch, key, "left").bool()[:, None, None, :] & torch.ones(query, key).tril(key - query).bool()
+        return AttentionMask.from_tensor(keep).simplified()
+    if name == "scattered":
+        return AttentionMask.from_tensor(torch.rand(batch, 1, query, key) > 0.4)
+    if name == "bias":
+        return AttentionMask.from_tensor(torch.randn(batch, 1, query, key, dtype=dtype))
+    if name == "position":
+        return AttentionMask(bias=torch.randn(1, heads, query, key, dtype=dtype, requires_grad=True))
+    return AttentionMask()
+
+
+def leaves(*objects) -> list[torch.Tensor]:
+    """All tensors that want a gradient behind forms, masks and values, in a fixed order."""
+    found: list[torch.Tensor] = []
+    for item in objects:
+        if isinstance(item, torch.Tensor):
+            while item._base is not None:
+                item = item._base
+            found += [item] if item.requires_grad else []
+        elif isinstance(item, (list, tuple)):
+            found += leaves(*item)
+        elif isinstance(item, (Logits, AttentionMask)):
+            found += leaves(*vars(item).values())
+    return found
+
+
+@st.composite
+def problems(draw):
+    query = draw(st.integers(1, 9))
+    return {
+        "names": draw(st.lists(st.sampled_from(FORMS), min_size=1, max_size=3, unique=True)),
+        "weighted": draw(st.booleans()),
+        "mask": draw(st.sampled_from(MASKS)),
+        "shape": (draw(st.integers(1, 3)), draw(st.integers(1, 5)), query, query + draw(st.integers(0, 4))),
+        "width": draw(st.sampled_from([3, 4, 6])),
+        "dtype": draw(st.sampled_from(list(TOLERANCE))),
+        "rows": draw(st.sampled_from([2, 3, 512])),
+        "tile": draw(st.sampled_from([8, 100, 1 << 18])),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(problems())
+def test_fast_routes_equal_the_reference(problem) -> None:
+    torch.manual_seed(problem["seed"])
+    shape, dtype = problem["shape"], problem["dtype"]
+    logits = make_logits(problem["names"], problem["weighted"], *shape, dtype=dtype)
+    mask = make_mask(problem["mask"], *shape, dtype)
+    batch, heads, _, key = shape
+    value = torch.randn(batch, key, heads, problem["width"], dtype=dtype, requires_grad=True).transpose(1, 2)
+    inputs = leaves(logits, mask, value)
+    expected, _ = reference.attend(logits, value, mask)
+    upstream = torch.randn_like(expected)
+    expected_grads = torch.autograd.grad(expected, inputs, upstream, allow_unused=True)
+    terms = Terms.of(logits, mask)
+    tolerance = TOLERANCE[dtype]
+    scale = max(1.0, float(expected.detach().abs().max()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "ROWS", problem["rows"])
+        patch.setattr(static, "_ROWS", problem["rows"])
+        patch.setattr(blocks, "TILE", problem["tile"])
+        for name, route in {"static": static, "tiled": tiled, "sdpa": sdpa}.items():
+            if not route.serves(terms, value, mask, 0.0):
+                continue
+            actual = route.attend(terms, value, mask)
+            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * scale, msg=name)
+            with torch.no_grad():
+                quiet = route.attend(Terms.of(logits, mask), value, mask)
+            torch.testing.assert_close(quiet, expected.detach(), rtol=tolerance, atol=tolerance * scale)
+            grads = torch.autograd.grad(actual, inputs, upstream, allow_unused=True, retain_graph=True)
+            for grad, wanted in zip(grads, expected_grads, strict=True):
+                if wanted is not None:
+                    size = max(1.0, float(wanted.abs().max()))
+                    loose = 10 * tolerance * size if dtype != torch.bfloat16 else 0.1 * size
+                    torch.testing.assert_close(grad, wanted, rtol=10 * tolerance, atol=loose)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "right", "position"])
+@pytest.mark.parametrize(
+    "names", [["static"], ["static", "salience"], ["low_rank", "static"], ["tiled"], ["biased", "tiled"]]
+)
+def test_gradcheck_in_float64(names: list[str], mask: str) -> None:
+    shape = (2, 2, 4, 5)
+    logits, made = make_logits(names, True, *shape, dtype=torch.float64), make_mask(mask, *shape, torch.float64)
+    value = torch.randn(2, 2, 5, 3, dtype=torch.float64, requires_grad=True)
+    inputs = tuple(leaves(logits, made, value))
+    for route in (static, tiled):
+        if route.serves(Terms.of(logits, made), value, made, 0.0):
+            assert torch.autograd.gradcheck(lambda *_: route.attend(Terms.of(logits, made), value, made), inputs)  # noqa: B023
+
+
+def test_dropout_of_the_tiled_route_is_the_same_in_forward_and_backward() -> None:
+    """The output is linear in the values, so its gradient shows the very weights that the forward used."""
+    logits = LowRank(torch.randn(2, 3, 6, 4), torch.randn(1, 3, 7, 4))
+    value = torch.randn(2, 3, 7, 5, dtype=torch.float32, requires_grad=True)
+    output = tiled.attend(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
+    upstream = torch.randn_like(output)
+    (grad,) = torch.autograd.grad(output, value, upstream)
+    torch.testing.assert_close((grad * value).sum(), (output * upstream).sum())
+
+
+def test_dropout_drops_and_scales() -> None:
+    heads, length, p = 2, 64, 0.3
+    logits, eye = Static(torch.randn(heads, length, length)), torch.eye(length).expand(1, heads, -1, -1)
+    expected = logits.materialize().softmax(-1)
+    weights = attend(logits, eye, dropout=p)[0]  # the values are an identity: the output is the weights
+    kept = weights != 0
+    torch.testing.assert_close(weights[kept], (expected / (1 - p))[kept])
+    assert abs(1 - kept.float().mean() - p) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("form", "mask", "dropout", "length", "route"),
+    [
+        ("static", "none", 0.0, 8, "static"),
+        ("static", "right", 0.0, 8, "static"),
+        ("static", "causal", 0.0, 8, "static"),
+        ("static", "causal-left", 0.0, 8, "static"),
+        ("static", "position", 0.0, 8, "static"),
+        ("static", "none", 0.1, 8, "tiled"),
+        ("static", "scattered", 0.0, 8, "tiled"),
+        ("low_rank", "none", 0.0, 8, "sdpa"),
+        ("low_rank", "none", 0.0, 300, "tiled"),
+        ("low_rank", "right", 0.1, 8, "tiled"),
+        ("tiled", "none", 0.0, 8, "tiled"),
+        ("salience", "none", 0.0, 8, "tiled"),
+        ("explicit", "none", 0.0, 8, "tiled"),
+    ],
+)
+def test_the_rules_by_which_a_route_is_chosen(form: str, mask: str, dropout: float, length: int, route: str) -> None:
+    shape = (2, 2, length, length)
+    logits, made = make_form(form, *shape, torch.float32), make_mask(mask, *shape, torch.float32)
+    assert choose_route(Terms.of(logits, made), torch.randn(2, 2, length, 4), made, dropout) == route
+
+
+def test_a_table_or_salience_of_great_range_takes_the_stable_route() -> None:
+    keep = key_mask(3, 6, "right").bool()[:, None, None, :]
+    value = torch.randn(3, 2, 6, 4)
+    for logits in (
+        Static(torch.randn(2, 6, 6) * 100),
+        Sum([(None, Static(torch.randn(2, 6, 6))), (None, KeyBias(torch.randn(3, 2, 1, 6) * 100, 6))]),
+    ):
+        mask = AttentionMask(keep)
+        assert choose_route(Terms.of(logits, mask), value, mask, 0.0) == "tiled"
+        torch.testing.assert_close(attend(logits, value, mask)[0], reference.attend(logits, value, mask)[0])
+
+
+def test_the_debug_log_tells_the_route(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="hf_synthesizer.attend")
+    SynthesizerAttention(8, 2, variant="random", max_length=4)(torch.randn(1, 4, 8), need_weights=False)
+    assert "Static logits for values (1, 2, 4, 4): route static" in caplog.text
+
+
+def test_masks_are_taken_apart_once() -> None:
+    keys = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()[:, None, None, :]
+    square = keys.expand(2, 1, 4, 4).contiguous()
+    made = AttentionMask.from_tensor(square).simplified()
+    assert torch.equal(made.keep, keys) and made.causal_offset is None
+    assert AttentionMask.from_tensor(square).simplified().keep is made.keep
+    square[0, ..., -1] = False
+    assert not AttentionMask.from_tensor(square).simplified().keep[0, ..., -1].any()
+    triangle = torch.ones(2, 1, 3, 5).tril(2).bool()
+    made = AttentionMask.from_tensor(triangle).simplified()
+    assert made.keep is None and made.causal_offset == 2
+    scattered = torch.tensor([[1, 0], [0, 1]]).bool()[None, None]
+    assert AttentionMask.from_tensor(scattered).simplified().keep is scattered
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (200, 128, 100), (150, 300, 64)])
+def test_products(shape: tuple[int, int, int], transposed: bool) -> None:
+    rows, inner, columns = shape
+    a = torch.randn(rows, inner)
+    b = torch.randn(columns, inner).t() if transposed else torch.randn(inner, columns)
+    torch.testing.assert_close(gemm.product(a, b), a @ b, rtol=1e-4, atol=1e-4)
+    strided = torch.randn(inner, 2 * columns)[:, ::2]
+    torch.testing.assert_close(gemm.product(a, strided), a @ strided, rtol=1e-4, atol=1e-4)
+    batch = torch.randn(1, rows, inner)
+    torch.testing.assert_close(gemm.product(batch, b[None]), batch @ b, rtol=1e-4, atol=1e-4)

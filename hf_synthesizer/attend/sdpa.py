@@ -34,8 +34,9 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         if bias is not None and visible is not None:
             attention_mask = attention_mask.masked_fill(~visible, float("-inf"))  # type: ignore[union-attr]
     if attention_mask is not None:
-        # The kernel reads a mask of full batch faster, even where the batch's stride is 0.
         attention_mask = attention_mask.expand(len(value), *attention_mask.shape[1:])
+        if attention_mask.shape[-2] == 1:
+            attention_mask = attention_mask.contiguous()  # small, and the kernel is slow over a batch of stride 0
     output = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, is_causal=causal, scale=1.0
     )

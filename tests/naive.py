@@ -22,7 +22,7 @@ def logit(
     if variant == "factorized_random":
         return sum(r1 * r2 for r1, r2 in zip(state["query_factor"][h, i], state["key_factor"][h, j], strict=True))
     if variant == "salience":
-        return linear(state, "score", x[j])[h]
+        return linear(state, "worth", x[j])[h]
     if variant == "dot_product":
         query, key = (np.split(linear(state, name, x[t]), heads)[h] for name, t in (("query", i), ("key", j)))
         return options.get("scaling", 1 / math.sqrt(len(query))) * sum(q * k for q, k in zip(query, key, strict=True))

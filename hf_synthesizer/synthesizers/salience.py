@@ -24,18 +24,18 @@ class SalienceSynthesizer(Synthesizer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.score = nn.Linear(self.hidden_size, self.num_heads, bias=False)
-        nn.init.normal_(self.score.weight, std=0.02 * self.hidden_size**-0.5)
+        self.worth = nn.Linear(self.hidden_size, self.num_heads, bias=False)
+        nn.init.normal_(self.worth.weight, std=0.02 * self.hidden_size**-0.5)
 
     @property
     def key_width(self) -> int:
         return 1
 
     def start_at_zero(self) -> None:
-        nn.init.zeros_(self.score.weight)
+        nn.init.zeros_(self.worth.weight)
 
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.split_heads(self.score(hidden_states))  # (B, H, L, 1)
+        return self.split_heads(self.worth(hidden_states))  # (B, H, L, 1)
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         assert key_states is not None  # `project_keys` made them

@@ -1,0 +1,109 @@
+"""LoRA on patched models: which parts it adapts, and which are trained whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel
+
+from .errors import CheckpointMismatchError, NotPatchedError
+from .families import family_of
+from .families.mixin import SynthesizerMixin
+from .families.registry import stock_class
+from .plan import find_slots
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+_TASKS = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForCausalLM": "CAUSAL_LM",
+}
+
+
+def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
+    """A `LoraConfig` that fits a patched model.
+
+    LoRA's own defaults look for query and value projections, and would leave the synthesizers as they were drawn. Here
+    LoRA adapts what is pretrained: the values of synthesized layers (and queries and keys where `dot_product` stands
+    alone), queries and values of the other self-attention layers. What is new, the synthesizers, is trained whole and
+    saved with the adapter.
+
+    Args:
+        model: a patched model.
+        **lora_kwargs: for `LoraConfig`. `target_modules` takes the place of ours; `modules_to_save` adds to ours;
+            `task_type` is guessed from the model's head unless given.
+
+    Raises:
+        NotPatchedError: for a model without synthesized layers.
+    """
+    from peft import LoraConfig
+
+    _require_patched(model, "for a stock model use peft.LoraConfig itself")
+    targets, whole = [], []
+    for slot in find_slots(family_of(model), model)[0]:
+        layer = slot.module
+        if not isinstance(layer, SynthesizerMixin):
+            query, _ = family_of(model).attention.projections
+            targets += [f"{slot.name}.{query}", f"{slot.name}.{family_of(model).attention.value_projection}"]
+            continue
+        targets.append(f"{slot.name}.{layer.value_projection}")
+        if layer.synthesizer.config.variant == "dot_product":
+            targets += [f"{slot.name}.synthesizer.query", f"{slot.name}.synthesizer.key"]
+        else:
+            whole.append(f"{slot.name}.synthesizer")
+    name = stock_class(model).__name__
+    task = next((task for head, task in _TASKS.items() if name.endswith(head)), None)
+    settings = {"target_modules": sorted(targets), "task_type": task, **lora_kwargs}
+    modules_to_save = [*whole, *(lora_kwargs.get("modules_to_save") or [])]
+    return LoraConfig(**{**settings, "modules_to_save": modules_to_save or None})
+
+
+def load_lora(model: PreTrainedModel, adapter: Any, **kwargs: Any) -> PeftModel:
+    """`PeftModel.from_pretrained`, for a base that is patched as the adapter's was.
+
+    PEFT passes over what it finds no place for, so that by itself it would put the adapter on a stock model, without
+    its synthesizers.
+
+    Args:
+        model: the patched base model.
+        adapter: the adapter's folder, or its name on the Hub.
+        **kwargs: for `PeftModel.from_pretrained`.
+
+    Raises:
+        NotPatchedError: for a base without synthesized layers.
+        CheckpointMismatchError: for a base that is patched in another way.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    _require_patched(model, "the adapter was trained on a patched one")
+    hub_arguments = {key: kwargs[key] for key in ("subfolder", "revision", "cache_dir", "token") if key in kwargs}
+    expected = load_peft_weights(adapter, device="cpu", use_safetensors=True, **hub_arguments)
+    found: dict[str, Any] = {}
+    try:
+        loaded = PeftModel.from_pretrained(model, adapter, **kwargs)
+        found = get_peft_model_state_dict(loaded, adapter_name=loaded.active_adapter)
+    except (KeyError, RuntimeError) as error:
+        reason = f"{error}"
+    else:
+        strange = sorted(expected.keys() ^ found.keys())
+        if not strange:
+            return loaded
+        reason = f"{strange[0]!r} is in one of them only"
+    raise CheckpointMismatchError(
+        f"The adapter {str(adapter)!r} does not fit this {type(model).__name__}, which is patched in another way than its "
+        f"base model was: {reason}. Load the base model that its adapter_config.json names."
+    )
+
+
+def _require_patched(model: PreTrainedModel, otherwise: str) -> None:
+    if not any(isinstance(module, SynthesizerMixin) for module in model.modules()):
+        raise NotPatchedError(
+            f"This {type(model).__name__} holds no synthesized attention. Call patch_model() on it first, or load the "
+            f"patched checkpoint; {otherwise}."
+        )

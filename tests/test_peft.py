@@ -1,0 +1,133 @@
+"""LoRA on a patched model trains what it should, merges, saves, and comes back onto a patched base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, get_peft_model
+from transformers import AutoModelForSequenceClassification
+
+from hf_synthesizer import CheckpointMismatchError, NotPatchedError, patch_model
+from hf_synthesizer.peft import load_lora, lora_config_for
+from tests.models import batch, build, first_output
+
+BERT, T5 = "BertForSequenceClassification", "T5ForConditionalGeneration"
+NEEDS_LABELS = {BERT: torch.tensor([0, 1, 0]), T5: torch.arange(2, 20).reshape(3, 6)}
+
+
+def run(model: Any, head: str) -> torch.Tensor:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        return first_output(model.eval()(**batch(head)))
+
+
+def train(model: Any, head: str) -> None:
+    """Two steps, large enough to be seen in the output."""
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.5)
+    torch.manual_seed(2)
+    inputs = batch(head)
+    inputs.pop("decoder_input_ids", None)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.train()(**inputs, labels=NEEDS_LABELS[head]).loss.backward()
+        optimizer.step()
+
+
+def trained(model: Any) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("head", [BERT, T5])
+def test_lora_trains_what_is_new_whole_and_adapts_the_rest(variant: str, head: str) -> None:
+    model = patch_model(build(head), variant)
+    names = {name for name, _ in model.named_parameters() if ".synthesizer." in name}
+    before = run(model, head)
+    peft_model = get_peft_model(model, lora_config_for(model, r=2, lora_alpha=4))
+    torch.testing.assert_close(run(peft_model, head), before)
+    found = trained(peft_model)
+    assert not {name for name in found if not any(p in name for p in ("lora_", "synthesizer", "classifier"))}
+    if variant == "dot_product":
+        assert any("synthesizer.query.lora_A" in name for name in found)
+    else:
+        for name in names:
+            path, _, inner = name.partition(".synthesizer.")
+            assert f"base_model.model.{path}.synthesizer.modules_to_save.default.{inner}" in found
+    value = "value" if head == BERT else ".v"
+    assert sum(f"{value}.lora_A" in name for name in found) == (2 if head == BERT else 4)
+    start = {name: parameter.clone() for name, parameter in peft_model.named_parameters()}
+    train(peft_model, head)
+    for name, parameter in peft_model.named_parameters():
+        moved = not torch.equal(parameter, start[name])
+        assert moved <= (name in found), name
+        if ".synthesizer.modules_to_save." in name and not name.endswith("key.bias"):
+            assert moved, name
+
+
+@pytest.mark.parametrize("head", [BERT, T5])
+@pytest.mark.parametrize("variant", ["dense+salience", "fixed_random+dot_product", {0: "random"}], ids=str)
+def test_save_reload_and_merge(tmp_path: Path, variant: Any, head: str) -> None:
+    model = patch_model(build(head), variant)
+    model.save_pretrained(tmp_path / "base")
+    model = type(model).from_pretrained(tmp_path / "base")
+    peft_model = get_peft_model(model, lora_config_for(model, r=2))
+    train(peft_model, head)
+    expected = run(peft_model, head)
+    peft_model.save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+
+    base = type(model).from_pretrained(tmp_path / "base")
+    untouched = run(base, head)
+    reloaded = load_lora(base, tmp_path / "adapter")
+    assert torch.equal(run(reloaded, head), expected)
+    with reloaded.disable_adapter():
+        assert torch.equal(run(reloaded, head), untouched)
+
+    merged = reloaded.merge_and_unload()
+    assert type(merged) is type(model)
+    torch.testing.assert_close(run(merged, head), expected, rtol=1e-4, atol=1e-5)
+    merged.save_pretrained(tmp_path / "merged")
+    assert torch.equal(run(type(model).from_pretrained(tmp_path / "merged"), head), run(merged, head))
+
+
+def test_the_auto_class_of_peft(tmp_path: Path) -> None:
+    patch_model(build(BERT), "dense").save_pretrained(tmp_path / "base")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
+    peft_model = get_peft_model(model, lora_config_for(model, r=2))
+    train(peft_model, BERT)
+    peft_model.save_pretrained(tmp_path / "adapter")
+    loaded = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter")
+    assert torch.equal(run(loaded, BERT), run(peft_model, BERT))
+
+
+def test_arguments_of_lora() -> None:
+    model = patch_model(build(BERT), "dense")
+    config = lora_config_for(model, r=3, target_modules=["value"], modules_to_save=["pooler"], task_type=None)
+    assert isinstance(config, LoraConfig) and config.r == 3 and set(config.target_modules) == {"value"}
+    assert "pooler" in config.modules_to_save and "bert.encoder.layer.0.attention.self.synthesizer" in (
+        config.modules_to_save
+    )
+    assert config.task_type is None and lora_config_for(model).task_type == "SEQ_CLS"
+
+
+def test_a_stock_base_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotPatchedError, match=r"holds no synthesized attention.*patch_model\(\)"):
+        lora_config_for(build(BERT))
+    model = patch_model(build(BERT), "dot_product")
+    get_peft_model(model, lora_config_for(model, r=2)).save_pretrained(tmp_path)
+    with pytest.raises(
+        NotPatchedError, match="holds no synthesized attention.*the adapter was trained on a patched one"
+    ):
+        load_lora(build(BERT), tmp_path)
+
+
+@pytest.mark.parametrize("other", ["dot_product", "random", "dense+salience", {0: "dense"}], ids=str)
+@pytest.mark.parametrize("variant", ["dense", "factorized_random+dot_product"])
+def test_a_base_that_is_patched_in_another_way_is_refused(tmp_path: Path, variant: str, other: Any) -> None:
+    model = patch_model(build(BERT), variant)
+    get_peft_model(model, lora_config_for(model, r=2)).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointMismatchError, match="does not fit.*patched in another way.*adapter_config.json"):
+        load_lora(patch_model(build(BERT), other), tmp_path)
+    load_lora(patch_model(build(BERT), variant), tmp_path)

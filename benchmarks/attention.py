@@ -1,0 +1,96 @@
+#!/usr/bin/env python
+"""Times one attention block of BERT-base's width: stock, synthesized, fused, the floor and peers, in one interleaved run.
+
+    python benchmarks/attention.py                                             # the whole grid, as far as it is missing
+    python benchmarks/attention.py --lengths 512 --modes train --variants random,dense
+    python benchmarks/tables.py && python benchmarks/plot.py                   # tables and plots
+
+See benchmarks/blocks.py for what is compared. A step of training is a forward and a backward, to the weights and to the
+hidden states; no optimizer. In a ragged batch the masks are those that Transformers makes; as in a model, where all layers
+get the same mask, it is made once, and not for each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from blocks import BLOCKS, STOCK, WIDTH, build, estimated_bytes, keep, mask_for
+from grid import FAILURES, Cell, make_quick, parser, reason, require_memory, walk
+from timing import Spread, interleaved
+from torch import nn
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure what is asked for and not there yet."""
+    arguments = parser(__doc__, "attention.csv", BLOCKS).parse_args(argv)
+    if arguments.quick:
+        make_quick(arguments, [STOCK, "stock eager", "floor", "random", "dense+salience", "fnet", "linformer"])
+
+    def measure(model: str, cell: Cell, variants: list[str]) -> Iterator[tuple[str, Spread | str, Spread]]:
+        return measure_cell(cell, variants, arguments.repeats, arguments.seconds)
+
+    walk("attention", ("block",), arguments, measure)
+
+
+def measure_cell(
+    cell: Cell, variants: list[str], rounds: int, seconds: float
+) -> Iterator[tuple[str, Spread | str, Spread]]:
+    """All variants of a cell in one interleaved run, with stock SDPA among them."""
+    torch.manual_seed(0)
+    hidden_states = torch.randn(cell.batch_size, cell.length, WIDTH).to(cell.torch_dtype)
+    gradient = torch.randn_like(hidden_states)
+    hidden_states.requires_grad_(cell.train)
+    kept = keep(cell.batch_size, cell.length) if cell.padding == "ragged" else None
+    runs: dict[str, Callable[[], object]] = {}
+    blocks: list[nn.Module] = []
+    skipped: dict[str, str] = {}
+    for name in dict.fromkeys([STOCK, *variants]):
+        try:
+            require_memory(estimated_bytes(name, cell.batch_size, cell.length, cell.torch_dtype, cell.train))
+            mask = mask_for(name, kept, hidden_states.detach())
+            block = build(name, cell.length, cell.torch_dtype, cell.dropout, cell.train)
+            run = step(block, hidden_states, mask, gradient) if cell.train else inference(block, hidden_states, mask)
+            run()
+        except FAILURES as error:
+            skipped[name] = reason(error)
+            continue
+        blocks.append(block)
+        runs[name] = run
+
+    if STOCK in skipped:
+        raise SystemExit(f"Stock SDPA cannot run here, and there is nothing to compare with: {skipped[STOCK]}.")
+
+    def forget_gradients() -> None:
+        hidden_states.grad = None
+        for block in blocks:
+            block.zero_grad(set_to_none=True)
+
+    spreads = interleaved(runs, rounds, seconds, before=forget_gradients)
+    for name in variants:
+        yield name, skipped[name] if name in skipped else spreads[name], spreads[STOCK]
+
+
+def inference(block: nn.Module, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], object]:
+    """A forward without gradients."""
+
+    def run() -> None:
+        with torch.no_grad():
+            block(hidden_states, mask)
+
+    return run
+
+
+def step(
+    block: nn.Module, hidden_states: torch.Tensor, mask: torch.Tensor | None, gradient: torch.Tensor
+) -> Callable[[], object]:
+    """A forward and a backward."""
+
+    def run() -> None:
+        block(hidden_states, mask).backward(gradient)
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""What the benchmarks share: the grid of cells, its command line, and the walk over it that skips what is there."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from blocks import NotServed
+from records import RESULTS, Results, Row, threads
+from timing import Spread, available_memory
+from tqdm import tqdm
+
+from hf_synthesizer import SynthesizerError
+
+MODES, PADDINGS, DTYPES = ("inference", "train"), ("none", "ragged"), ("float32", "bfloat16")
+TIMING_FIELDS = ("status", "reason", "median_ms", "p20_ms", "p80_ms", "rounds", "stock_sdpa_ms", "speedup")
+"""`stock_sdpa_ms` is stock's median in the same interleaved run, and `speedup` how often the line's fits into it."""
+FAILURES = (NotServed, SynthesizerError, RuntimeError, ValueError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One set of conditions, under which all variants are measured."""
+
+    mode: str
+    padding: str
+    dtype: str
+    dropout: float
+    length: int
+    batch_size: int
+
+    @property
+    def train(self) -> bool:
+        return self.mode == "train"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    def row(self, benchmark: str, model: str, variant: str) -> Row:
+        """The key of a line."""
+        return {
+            "benchmark": benchmark,
+            "model": model,
+            "variant": variant,
+            "threads": threads(),
+            **{name: str(getattr(self, name)) for name in self.__dataclass_fields__},
+        }
+
+
+def words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in words(text)]
+
+
+def choices(*allowed: str) -> Callable[[str], list[str]]:
+    """A type for argparse: names separated by commas."""
+
+    def parse(text: str) -> list[str]:
+        for word in words(text):
+            if word not in allowed:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of: {', '.join(allowed)}")
+        return words(text)
+
+    return parse
+
+
+def parser(description: str | None, output: str, variants: tuple[str, ...]) -> argparse.ArgumentParser:
+    """The options that all benchmarks know."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--variants", type=words, default=list(variants), help="names separated by commas")
+    made.add_argument("--lengths", type=numbers, default=[128, 512, 1024, 2048, 4096])
+    made.add_argument("--batch_sizes", type=numbers, default=[1, 8])
+    made.add_argument("--modes", type=choices(*MODES), default=list(MODES))
+    made.add_argument("--padding", type=choices(*PADDINGS), default=list(PADDINGS))
+    made.add_argument("--dtypes", type=choices(*DTYPES), default=list(DTYPES))
+    made.add_argument("--dropout", type=float, default=0.0, help="of attention weights, in training")
+    made.add_argument("--repeats", type=int, default=15, help="rounds of the interleaved run, at most")
+    made.add_argument(
+        "--seconds", type=float, default=60.0, help="for a cell: fewer rounds, down to three, to keep it"
+    )
+    made.add_argument("--threads", type=int, help="how many cores to use (default: torch's choice)")
+    made.add_argument("--output", type=Path, default=RESULTS / output, help="the CSV file that grows")
+    made.add_argument("--force", action="store_true", help="measure again what is in the file")
+    made.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    return made
+
+
+def make_quick(arguments: argparse.Namespace, variants: list[str], length: int = 32) -> None:
+    """Cut the grid down to one cell a mode."""
+    arguments.variants = variants
+    arguments.lengths, arguments.batch_sizes = [length], [1]
+    arguments.padding, arguments.dtypes, arguments.repeats = ["ragged"], ["float32"], 3
+
+
+def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
+    """All combinations, the short ones first."""
+    for length, batch_size, dtype, padding, mode in itertools.product(
+        arguments.lengths, arguments.batch_sizes, arguments.dtypes, arguments.padding, arguments.modes
+    ):
+        dropout = arguments.dropout if mode == "train" else 0.0
+        yield Cell(mode, padding, dtype, dropout, length, batch_size)
+
+
+def require_memory(needed: int) -> None:
+    """Raise `NotServed` when there is not as much to be had."""
+    free = available_memory()
+    if needed > free:
+        raise NotServed(f"would need about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+
+
+def walk(
+    benchmark: str,
+    models: tuple[str, ...],
+    arguments: argparse.Namespace,
+    measure: Callable[[str, Cell, list[str]], Iterator[tuple[str, Spread | str, Spread]]],
+) -> None:
+    """Measure every cell of the grid that the file lacks.
+
+    `measure(model, cell, variants)` yields for each variant its name, its times or the reason why there are none, and the
+    times of stock SDPA in the same run.
+    """
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    results = Results(arguments.output, TIMING_FIELDS)
+    grid = list(itertools.product(models, cells(arguments)))
+    bar = tqdm(grid, unit="cell", desc=benchmark)
+    for model, cell in bar:
+        missing = [
+            name for name in arguments.variants if arguments.force or not results.has(cell.row(benchmark, model, name))
+        ]
+        if not missing:
+            continue
+        bar.set_postfix_str(f"{model} {cell.mode} {cell.padding} {cell.dtype} {cell.length}x{cell.batch_size}")
+        for name, found, stock in measure(model, cell, missing):
+            results.add({**cell.row(benchmark, model, name), **outcome(found, stock)})
+        gc.collect()
+
+
+def outcome(found: Spread | str, stock: Spread) -> Row:
+    """The columns of what came out."""
+    if isinstance(found, str):
+        return {"status": "skipped", "reason": found}
+    speedup = stock.median / found.median
+    return {"status": "ok", **found.row(), "stock_sdpa_ms": f"{stock.median:.3f}", "speedup": f"{speedup:.3f}"}
+
+
+def reason(error: Exception) -> str:
+    """An error as one line of a table."""
+    prefix = "" if isinstance(error, NotServed) else f"{type(error).__name__}: "
+    return (prefix + " ".join(str(error).split()))[:160]

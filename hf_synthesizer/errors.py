@@ -34,6 +34,10 @@ class NotPatchedError(SynthesizerError, RuntimeError):
     """A model that cannot be unpatched, because it never was patched in this process."""
 
 
+class FusedModelError(SynthesizerError, RuntimeError):
+    """Something that a model fused for inference, or a model that is to be fused, cannot do."""
+
+
 class SequenceTooLongError(SynthesizerError, ValueError):
     """A sequence longer than the `max_length` the synthesizer was built for."""
 

@@ -31,6 +31,28 @@ class Static(Logits):
         return self.logits.unsqueeze(0)  # (1, H, Lq, Lk)
 
 
+class StaticWeights(Logits):
+    """Static logits whose softmax is known already: attention weights up to a factor a row.
+
+    `weights`: (H, Lq, Lk), or a pair of thin factors (H, Lq, r), (H, r, Lk) whose product they are. `complete` says that
+    each row sums to 1 as it stands; `causal`, that a row has weights for its past alone; `spread` is how far the logarithms
+    of a row's weights lie apart at most.
+    """
+
+    def __init__(
+        self, weights: torch.Tensor | tuple[torch.Tensor, torch.Tensor], *, complete: bool, causal: bool, spread: float
+    ):
+        self.weights = weights
+        self.complete = complete
+        self.causal = causal
+        self.spread = spread
+        self.query_length = (weights if isinstance(weights, torch.Tensor) else weights[0]).shape[-2]
+
+    def materialize(self) -> torch.Tensor:
+        weights = self.weights if isinstance(self.weights, torch.Tensor) else self.weights[0] @ self.weights[1]
+        return weights.clamp(min=0).log().unsqueeze(0)  # (1, H, Lq, Lk)
+
+
 class Explicit(Logits):
     """Logits with no form to exploit. `logits`: (B or 1, H, Lq, Lk)."""
 

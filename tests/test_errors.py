@@ -30,7 +30,7 @@ def test_every_error_is_a_synthesizer_error() -> None:
     import hf_synthesizer
 
     errors = [getattr(hf_synthesizer, name) for name in hf_synthesizer.__all__ if name.endswith("Error")]
-    assert len(errors) == 9 and all(issubclass(error, SynthesizerError) for error in errors)
+    assert len(errors) == 10 and all(issubclass(error, SynthesizerError) for error in errors)
     assert issubclass(UnknownVariantError, ValueError) and issubclass(SequenceTooLongError, ValueError)
 
 

@@ -55,4 +55,6 @@ def attend(
         logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), route)
     if route == "reference":
         return reference.attend(logits, value, mask, dropout)[0], None
+    if route != "static":
+        terms.spell_out()
     return ROUTES[route].attend(terms, value, mask, dropout), None

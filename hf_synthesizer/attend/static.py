@@ -32,9 +32,11 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     """
     if dropout or value.dtype == torch.float16 or isinstance(mask.causal_offset, torch.Tensor):
         return False
-    if terms.low_rank or terms.tiled or terms.explicit or not terms.static:
+    if terms.low_rank or terms.tiled or terms.explicit or not (terms.static or terms.weights):
         return False
     if mask.keep is not None and mask.keep.shape[-2] != 1:
+        return False
+    if terms.weights is not None and mask.causal_offset is not None and not terms.weights.causal:
         return False
     if mask.keep is None and terms.key_bias is None:
         return True
@@ -46,12 +48,16 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     batch, heads, key_length, width = value.shape
     causal_offset = cast(int | None, mask.causal_offset)
     factor = _column_factor(terms, mask, value)  # (B or 1, H or 1, Lk, 1), or None
+    if factor is None and terms.weights is not None and not terms.weights.complete:
+        factor = value.new_ones(1, 1, key_length, 1)
     columns = (
         value if factor is None else torch.cat((value * factor, factor.expand(batch, heads, -1, -1)), dim=-1)
     )  # (B, H, Lk, d_v + 1)
     columns = columns.permute(1, 2, 0, 3).reshape(heads, key_length, -1)  # (H, Lk, B·(d_v + 1))
     tensors = [tensor for pair in terms.static for tensor in pair]
-    if torch.compiler.is_compiling() or value.device.type != "cpu":
+    if terms.weights is not None:
+        made = known_product(terms.weights.weights, columns)
+    elif torch.compiler.is_compiling() or value.device.type != "cpu":
         made = whole_weights(terms.static, causal_offset, key_length).to(columns.dtype) @ columns
     elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (columns, *tensors)):
         made = SoftmaxProduct.apply(columns, causal_offset, *tensors)
@@ -81,7 +87,7 @@ def _column_factor(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> to
 
 def _range(terms: Terms, mask: AttentionMask) -> float:
     """How far the logits of a row can lie apart, at most."""
-    total = 0.0
+    total = 0.0 if terms.weights is None else terms.weights.spread
     for weight, table in terms.static:
         low, high = torch.aminmax(table.detach())
         scale = 1.0 if weight is None else float(weight.detach().abs().max())
@@ -106,6 +112,15 @@ def softmax_product(columns: torch.Tensor, causal_offset: int | None, static: li
         weights = tile_weights(static, head, start, stop, end, causal_offset, columns.dtype)
         output[head, start:stop] = product(weights, columns[head, :end])
     return output
+
+
+def known_product(weights: torch.Tensor | tuple[torch.Tensor, torch.Tensor], columns: torch.Tensor) -> torch.Tensor:
+    """`weights @ columns` a head, for weights (H, Lq, Lk) or their two factors."""
+    if isinstance(weights, tuple):
+        return known_product(weights[0], known_product(weights[1], columns))
+    if torch.is_grad_enabled() and columns.requires_grad or torch.compiler.is_compiling():
+        return weights.to(columns.dtype) @ columns
+    return torch.stack([product(w.to(columns.dtype), c) for w, c in zip(weights, columns, strict=True)])
 
 
 def whole_weights(static: list[Weighted], causal_offset: int | None, key_length: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..logits import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
+from ..logits import Explicit, KeyBias, Logits, LowRank, Static, StaticWeights, Sum, Tiled
 from ..masks import AttentionMask
 
 Weighted = tuple[torch.Tensor | None, torch.Tensor]
@@ -20,6 +20,7 @@ class Terms:
         static: tables (H, Lq, Lk), each with a weight (H,) or None; they stay apart, because a product is as large.
         low_rank: pairs of queries (B, H, Lq, r) and keys (1 or B, H, Lk, r).
         tiled: triples of inner (B, H, Lq, a), outer (B, H, Lq, b) and key length.
+        weights: static weights, where they are all that is static or meets queries with keys; else they are in `static`.
         key_bias: (1 or B, H or 1, 1, Lk) or None.
         explicit: tensors (1 or B, 1 or H, 1 or Lq, Lk).
         query_length: Lq.
@@ -28,6 +29,7 @@ class Terms:
     static: list[Weighted] = field(default_factory=list)
     low_rank: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     tiled: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
+    weights: StaticWeights | None = None
     key_bias: torch.Tensor | None = None
     explicit: list[torch.Tensor] = field(default_factory=list)
     query_length: int = 1
@@ -40,7 +42,15 @@ class Terms:
             terms.add(weight, term)
         if mask.bias is not None:
             terms.add_bias(mask.bias)
+        if terms.static or terms.low_rank or terms.tiled or terms.explicit:
+            terms.spell_out()
         return terms
+
+    def spell_out(self) -> None:
+        """Turn known weights back into logits, for a route that needs these."""
+        if self.weights is not None:
+            self.static.append((None, self.weights.materialize()[0]))
+            self.weights = None
 
     def add(self, weight: torch.Tensor | None, term: Logits) -> None:
         """One term more, `weight` (H,) times."""
@@ -51,6 +61,8 @@ class Terms:
 
         if isinstance(term, Static):
             self.static.append((weight, term.logits))
+        elif isinstance(term, StaticWeights) and weight is None and self.weights is None:
+            self.weights = term
         elif isinstance(term, LowRank):
             self.low_rank.append((scaled(term.query), term.key))
             if term.key_bias is not None:

@@ -34,6 +34,8 @@ class Synthesizer(nn.Module):
     """How many weights the logits of a layer train, biases left out."""
     options: ClassVar[frozenset[str]] = frozenset()
     """The fields of `SynthesizerConfig`, and own options, that the variant uses."""
+    is_static: ClassVar[bool] = False
+    """Whether S does not depend on the input."""
     key_side: ClassVar[bool] = False
     """Whether S says what a key is worth to everybody; such a part joins a mixture with weight 1."""
 
@@ -47,6 +49,7 @@ class Synthesizer(nn.Module):
         head_dim: int | None = None,
     ):
         super().__init__()
+        self.fused: nn.Module | None = None
         self.config = config if config is not None else SynthesizerConfig(self.variant)
         self.hidden_size = hidden_size
         self.num_heads = num_heads
@@ -71,6 +74,16 @@ class Synthesizer(nn.Module):
         """The logits of the queries at `hidden_states` (B, Lq, d)."""
         raise TypeError(f"{type(self).__name__} must define synthesize()")
 
+    def static_table(self) -> torch.Tensor | None:
+        """The logits (H, N, N), as far as they do not depend on the input; None if all of them do."""
+        return None
+
+    def input_terms(
+        self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions
+    ) -> list[tuple[torch.Tensor | None, Logits]]:
+        """The logits without `static_table`, as weighted terms."""
+        return []
+
     def start_at_zero(self) -> None:
         """Make all logits exactly 0, but leave them a gradient (for `mixing="sum"`)."""
         raise TypeError(f"{type(self).__name__} must define start_at_zero()")
@@ -91,6 +104,8 @@ class Synthesizer(nn.Module):
         if key_states is None:
             key_states = self.project_keys(hidden_states)
         positions.require(self.max_length)
+        if self.fused is not None:
+            return self.fused(self, hidden_states, key_states, positions)
         return self.synthesize(hidden_states, key_states, positions)
 
     def split_heads(self, projected: torch.Tensor) -> torch.Tensor:

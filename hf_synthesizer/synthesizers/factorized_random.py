@@ -18,6 +18,7 @@ class FactorizedRandomSynthesizer(Synthesizer):
     formula = "Σ_k R1[h, i, k] · R2[h, j, k]"
     parameter_formula = "2·H·N·k"
     options = frozenset({"share_heads", "rank"})
+    is_static = True
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -29,6 +30,9 @@ class FactorizedRandomSynthesizer(Synthesizer):
 
     def start_at_zero(self) -> None:
         nn.init.zeros_(self.query_factor)
+
+    def static_table(self) -> torch.Tensor:
+        return (self.query_factor @ self.key_factor.transpose(-1, -2)).expand(self.num_heads, -1, -1)
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         query = positions.queries(self.query_factor)  # (H or 1, Lq, k), or (B, H or 1, Lq, k)

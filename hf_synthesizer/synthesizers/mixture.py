@@ -77,7 +77,32 @@ class MixtureSynthesizer(Synthesizer):
         weights = self.mixing_weights.softmax(-1) if self.config.mixing == "softmax" else self.mixing_weights
         return dict(zip(self.weighted, weights.unbind(-1), strict=True))
 
+    def static_table(self) -> torch.Tensor | None:
+        alpha = self.alpha()
+        tables = []
+        for name, part in self.components():
+            table = part.static_table()
+            if table is not None:
+                weight = alpha.get(name)
+                tables.append(table if weight is None else table * weight[:, None, None])
+        return torch.stack(tables).sum(0) if tables else None
+
+    def input_terms(
+        self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions
+    ) -> list[tuple[torch.Tensor | None, Logits]]:
+        return self.terms(hidden_states, key_states, positions, [p for _, p in self.components() if not p.is_static])
+
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
+        return Sum(self.terms(hidden_states, key_states, positions, [part for _, part in self.components()]))
+
+    def terms(
+        self,
+        hidden_states: torch.Tensor,
+        key_states: torch.Tensor | None,
+        positions: Positions,
+        wanted: list[Synthesizer],
+    ) -> list[tuple[torch.Tensor | None, Logits]]:
+        """The weighted logits of the wanted parts, each with its own share of the key states."""
         alpha = self.alpha()
         terms: list[tuple[torch.Tensor | None, Logits]] = []
         start = 0
@@ -86,5 +111,6 @@ class MixtureSynthesizer(Synthesizer):
             if part.key_width and key_states is not None:
                 states = key_states[..., start : start + part.key_width]
                 start += part.key_width
-            terms.append((alpha.get(name), part.synthesize(hidden_states, states, positions)))
-        return Sum(terms)
+            if part in wanted:
+                terms.append((alpha.get(name), part.synthesize(hidden_states, states, positions)))
+        return terms

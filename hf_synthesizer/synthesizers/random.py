@@ -19,6 +19,7 @@ class RandomSynthesizer(Synthesizer):
     formula = "R[h, i, j]"
     parameter_formula = "H·N²"
     options = frozenset({"share_heads", "init"})
+    is_static = True
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -37,9 +38,11 @@ class RandomSynthesizer(Synthesizer):
     def start_at_zero(self) -> None:
         nn.init.zeros_(self.table)
 
+    def static_table(self) -> torch.Tensor:
+        return self.table.expand(self.num_heads, -1, -1)
+
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
-        table = self.table.expand(self.num_heads, -1, -1)
-        rows = positions.queries(table)  # (H, Lq, N), or (B, H, Lq, N)
+        rows = positions.queries(self.static_table())  # (H, Lq, N), or (B, H, Lq, N)
         if not positions.per_row:
             return Static(rows[..., : positions.key_length])
         columns = positions.key[:, None, None, :]  # type: ignore[index]

@@ -183,6 +183,8 @@ def test_dropout_drops_and_scales() -> None:
         ("tiled", "none", 0.0, 8, "tiled"),
         ("salience", "none", 0.0, 8, "tiled"),
         ("explicit", "none", 0.0, 8, "tiled"),
+        ("static", "none", 0.0, 1, "reference"),
+        ("low_rank", "none", 0.0, 1, "reference"),
     ],
 )
 def test_the_rules_by_which_a_route_is_chosen(form: str, mask: str, dropout: float, length: int, route: str) -> None:

@@ -20,7 +20,12 @@ __all__ = ["ROUTES", "attend", "choose_route"]
 
 
 def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> str:
-    """The name of the route that serves these terms: the first that says so, else `"reference"`."""
+    """The name of the route that serves these terms: the first that says so, else `"reference"`.
+
+    One query, a step of decoding, is always the reference's: there is one row of weights, and nothing to save.
+    """
+    if terms.query_length == 1:
+        return "reference"
     return next((name for name, route in ROUTES.items() if route.serves(terms, value, mask, dropout)), "reference")
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from .positions import span
+
 
 class Logits:
     """The base of all forms."""
@@ -95,7 +97,7 @@ class Tiled(Logits):
 
     def materialize(self) -> torch.Tensor:
         product = self.outer.unsqueeze(-1) * self.inner.unsqueeze(-2)  # (B, H, Lq, b, a)
-        return product.flatten(-2)[..., : self.key_length]
+        return span(product.flatten(-2), 0, self.key_length, dim=-1)
 
 
 class KeyBias(Logits):

@@ -12,6 +12,22 @@ import torch
 from .errors import SequenceTooLongError
 
 
+def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:
+    """`tensor[start : start + length]` along a dimension, as a view.
+
+    Under torch.export as a copy: a slice that may turn out to be the whole tensor would be exported as a promise that it
+    never is, and the longest sequence refused.
+    """
+    if exporting():
+        return tensor.index_select(dim, start + torch.arange(length, device=tensor.device))
+    return tensor.narrow(dim, start, length)
+
+
+def exporting() -> bool:
+    """Whether torch.export is tracing; where torch is too old to tell, whether anything is."""
+    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
+
+
 class Positions:
     """The positions of `query_length` queries and `key_length` keys.
 
@@ -96,10 +112,10 @@ class Positions:
             return table[:, self.query].transpose(0, 1)
         if isinstance(self.start, torch.Tensor):
             return table.index_select(1, self.start + torch.arange(self.query_length, device=table.device))
-        return table[:, self.start : self.start + self.query_length]
+        return span(table, self.start, self.query_length, dim=1)
 
     def keys(self, table: torch.Tensor) -> torch.Tensor:
         """The keys' rows of a table (H, N, …): (H, Lk, …), or (B, H, Lk, …) when `per_row`."""
         if self.key is not None:
             return table[:, self.key].transpose(0, 1)
-        return table[:, : self.key_length]
+        return span(table, 0, self.key_length, dim=1)

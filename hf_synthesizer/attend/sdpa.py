@@ -34,7 +34,7 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         if bias is not None and visible is not None:
             attention_mask = attention_mask.masked_fill(~visible, float("-inf"))  # type: ignore[union-attr]
     if attention_mask is not None:
-        attention_mask = attention_mask.expand(len(value), *attention_mask.shape[1:])
+        attention_mask = attention_mask.expand(value.shape[0], *attention_mask.shape[1:])
         if attention_mask.shape[-2] == 1:
             attention_mask = attention_mask.contiguous()  # small, and the kernel is slow over a batch of stride 0
     output = functional.scaled_dot_product_attention(

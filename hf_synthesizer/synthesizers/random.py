@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..logits import Explicit, Logits, Static
-from ..positions import Positions
+from ..positions import Positions, span
 from .base import Synthesizer
 from .patterns import handcrafted_logits
 from .registry import register_variant
@@ -44,7 +44,7 @@ class RandomSynthesizer(Synthesizer):
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         rows = positions.queries(self.static_table())  # (H, Lq, N), or (B, H, Lq, N)
         if not positions.per_row:
-            return Static(rows[..., : positions.key_length])
+            return Static(span(rows, 0, positions.key_length, dim=-1))
         columns = positions.key[:, None, None, :]  # type: ignore[index]
         return Explicit(rows.gather(-1, columns.expand(*rows.shape[:-1], -1)))  # (B, H, Lq, Lk)
 

@@ -11,7 +11,7 @@ from ..attend import attend
 from ..config import SynthesizerConfig
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..masks import AttentionMask
-from ..positions import Positions
+from ..positions import Positions, exporting
 from ..synthesizers import Synthesizer, build_synthesizer
 
 if TYPE_CHECKING:
@@ -157,7 +157,11 @@ class SynthesizerMixin(nn.Module):
             dropout=self.dropout_probability if self.training else 0.0,
             need_weights=self.config._attn_implementation == "eager",
         )
-        return output.transpose(1, 2).flatten(2), weights
+        output = output.transpose(1, 2)  # (B, Lq, H, d_v)
+        if exporting():
+            # How a kernel lays out its output here is no promise for the one that runs there.
+            output = output.clone(memory_format=torch.contiguous_format)
+        return output.flatten(2), weights
 
     def update_cache(
         self, hidden_states: torch.Tensor, value: torch.Tensor, past_key_values: Cache | None

@@ -12,12 +12,12 @@ get the same mask, it is made once, and not for each run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from blocks import BLOCKS, STOCK, WIDTH, build, estimated_bytes, keep, mask_for
-from grid import FAILURES, Cell, make_quick, parser, reason, require_memory, walk
-from timing import Spread, interleaved
+from grid import FAILURES, Cell, Measured, make_quick, parser, reason, require_memory, walk
+from timing import interleaved
 from torch import nn
 
 
@@ -27,15 +27,13 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.quick:
         make_quick(arguments, [STOCK, "stock eager", "floor", "random", "dense+salience", "fnet", "linformer"])
 
-    def measure(model: str, cell: Cell, variants: list[str]) -> Iterator[tuple[str, Spread | str, Spread]]:
+    def measure(model: str, cell: Cell, variants: list[str]) -> list[Measured]:
         return measure_cell(cell, variants, arguments.repeats, arguments.seconds)
 
     walk("attention", ("block",), arguments, measure)
 
 
-def measure_cell(
-    cell: Cell, variants: list[str], rounds: int, seconds: float
-) -> Iterator[tuple[str, Spread | str, Spread]]:
+def measure_cell(cell: Cell, variants: list[str], rounds: int, seconds: float) -> list[Measured]:
     """All variants of a cell in one interleaved run, with stock SDPA among them."""
     torch.manual_seed(0)
     hidden_states = torch.randn(cell.batch_size, cell.length, WIDTH).to(cell.torch_dtype)
@@ -67,8 +65,7 @@ def measure_cell(
             block.zero_grad(set_to_none=True)
 
     spreads = interleaved(runs, rounds, seconds, before=forget_gradients)
-    for name in variants:
-        yield name, skipped[name] if name in skipped else spreads[name], spreads[STOCK]
+    return [(name, skipped.get(name) or spreads[name], spreads[STOCK]) for name in variants]
 
 
 def inference(block: nn.Module, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], object]:

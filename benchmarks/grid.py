@@ -7,19 +7,26 @@ import gc
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 from blocks import NotServed
 from records import RESULTS, Results, Row, threads
-from timing import Spread, available_memory
+from timing import Bystanders, Spread, available_memory
 from tqdm import tqdm
 
 from hf_synthesizer import SynthesizerError
 
+Found = TypeVar("Found")
+Measured = tuple[str, Spread | str, Spread]
+"""A variant, its times or the reason why there are none, and the times of stock SDPA in the same run."""
+
 MODES, PADDINGS, DTYPES = ("inference", "train"), ("none", "ragged"), ("float32", "bfloat16")
-TIMING_FIELDS = ("status", "reason", "median_ms", "p20_ms", "p80_ms", "rounds", "stock_sdpa_ms", "speedup")
-"""`stock_sdpa_ms` is stock's median in the same interleaved run, and `speedup` how often the line's fits into it."""
+TIMING_FIELDS = ("status", "reason", "median_ms", "p20_ms", "p80_ms", "rounds", "stock_sdpa_ms", "speedup", "others")
+"""`stock_sdpa_ms` is stock's median in the same interleaved run, and `speedup` how often the line's fits into it; `others`, how
+many cores other processes kept busy meanwhile."""
 FAILURES = (NotServed, SynthesizerError, RuntimeError, ValueError, NotImplementedError)
 
 
@@ -87,6 +94,10 @@ def parser(description: str | None, output: str, variants: tuple[str, ...]) -> a
     made.add_argument(
         "--seconds", type=float, default=60.0, help="for a cell: fewer rounds, down to three, to keep it"
     )
+    made.add_argument(
+        "--max_others", type=float, help="measure a cell again while others keep more cores than this busy"
+    )
+    made.add_argument("--retries", type=int, default=5, help="how often, at most")
     made.add_argument("--threads", type=int, help="how many cores to use (default: torch's choice)")
     made.add_argument("--output", type=Path, default=RESULTS / output, help="the CSV file that grows")
     made.add_argument("--force", action="store_true", help="measure again what is in the file")
@@ -121,12 +132,11 @@ def walk(
     benchmark: str,
     models: tuple[str, ...],
     arguments: argparse.Namespace,
-    measure: Callable[[str, Cell, list[str]], Iterator[tuple[str, Spread | str, Spread]]],
+    measure: Callable[[str, Cell, list[str]], list[Measured]],
 ) -> None:
     """Measure every cell of the grid that the file lacks.
 
-    `measure(model, cell, variants)` yields for each variant its name, its times or the reason why there are none, and the
-    times of stock SDPA in the same run.
+    `measure(model, cell, variants)` gives what was measured of each variant.
     """
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -140,9 +150,32 @@ def walk(
         if not missing:
             continue
         bar.set_postfix_str(f"{model} {cell.mode} {cell.padding} {cell.dtype} {cell.length}x{cell.batch_size}")
-        for name, found, stock in measure(model, cell, missing):
-            results.add({**cell.row(benchmark, model, name), **outcome(found, stock)})
+        found, others = undisturbed(partial(measure, model, cell, missing), arguments)
+        results.add(
+            *(
+                {**cell.row(benchmark, model, name), **outcome(spread, stock), "others": f"{others:.2f}"}
+                for name, spread, stock in found
+            )
+        )
         gc.collect()
+
+
+def undisturbed(measure: Callable[[], Found], arguments: argparse.Namespace) -> tuple[Found, float]:
+    """What was measured, and how many cores others kept busy meanwhile: the least disturbed of several tries.
+
+    Without `--max_others` there is one try.
+    """
+    best: tuple[Found, float] | None = None
+    for _ in range(1 if arguments.max_others is None else 1 + arguments.retries):
+        bystanders = Bystanders()
+        found = measure()
+        others = bystanders.cores()
+        if best is None or others < best[1]:
+            best = found, others
+        if arguments.max_others is None or best[1] <= arguments.max_others:
+            break
+        gc.collect()
+    return cast("tuple[Found, float]", best)
 
 
 def outcome(found: Spread | str, stock: Spread) -> Row:

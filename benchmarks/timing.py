@@ -72,6 +72,22 @@ def available_memory() -> int:
     return psutil.virtual_memory().available
 
 
+class Bystanders:
+    """How many cores other processes kept busy since this was made: a measurement with many is worth little."""
+
+    def __init__(self) -> None:
+        self.began = self._now()
+
+    def cores(self) -> float:
+        elapsed, busy, own = (now - then for now, then in zip(self._now(), self.began, strict=True))
+        return max(0.0, (busy - own) / max(elapsed, 1e-9))
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        system, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        return time.perf_counter(), sum(system) - system.idle - getattr(system, "iowait", 0.0), own.user + own.system
+
+
 def reset_peak_memory() -> None:
     """Forget the highest resident size so far (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")

@@ -1,0 +1,92 @@
+#!/usr/bin/env python
+"""Peak memory of one attention block, each measured in a fresh process (Linux).
+
+    python benchmarks/memory.py                          # inference and training, lengths up to 4096, batch 1
+
+`weights_mb` is what the block's parameters and buffers take. `peak_mb` is the highest resident size of one run minus the
+resident size just before it, when libraries, weights and inputs are there (and a run on 64 tokens has loaded what the
+first run loads). `total_mb` is their sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import subprocess
+import sys
+
+import torch
+from attention import inference, step
+from blocks import BLOCKS, STOCK, WIDTH, build, estimated_bytes, keep, mask_for
+from grid import FAILURES, Cell, cells, make_quick, parser, reason, require_memory
+from records import Results, Row
+from timing import reset_peak_memory, resident_memory
+from tqdm import tqdm
+
+FIELDS = ("status", "reason", "weights_mb", "peak_mb", "total_mb")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure what is asked for and not there yet, one process a line."""
+    made = parser(__doc__, "memory.csv", BLOCKS)
+    made.set_defaults(batch_sizes=[1], dtypes=["float32"])
+    made.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
+    arguments = made.parse_args(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    if arguments.one:
+        print(json.dumps(measure(arguments.one.pop("variant"), Cell(**arguments.one))))
+        return
+    if arguments.quick:
+        make_quick(arguments, [STOCK, "random"], length=128)
+    results = Results(arguments.output, FIELDS)
+    grid = [(cell, name) for cell in cells(arguments) for name in arguments.variants]
+    bar = tqdm(grid, unit="process", desc="memory")
+    for cell, name in bar:
+        row = cell.row("memory", "block", name)
+        if arguments.force or not results.has(row):
+            bar.set_postfix_str(f"{name} {cell.mode} {cell.padding} {cell.length}x{cell.batch_size}")
+            results.add({**row, **in_fresh_process(name, cell, arguments.threads)})
+
+
+def in_fresh_process(name: str, cell: Cell, threads: int | None) -> Row:
+    """`measure`, in a process of its own."""
+    one = json.dumps({"variant": name, **dataclasses.asdict(cell)})
+    options = ["--threads", str(threads)] if threads else []
+    done = subprocess.run([sys.executable, __file__, "--one", one, *options], capture_output=True, text=True)
+    if done.returncode:
+        return {"status": "skipped", "reason": f"exit {done.returncode}: {done.stderr.strip()[-120:]}"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(name: str, cell: Cell) -> Row:
+    """Weights and peak of one run, in MB (10⁶ bytes)."""
+    torch.manual_seed(0)
+    try:
+        require_memory(estimated_bytes(name, cell.batch_size, cell.length, cell.torch_dtype, cell.train))
+        block = build(name, cell.length, cell.torch_dtype, cell.dropout, cell.train)
+        small = build(name, 64, cell.torch_dtype, cell.dropout, cell.train)
+        peak = 0
+        for module, length in ((small, 64), (block, cell.length)):
+            hidden_states = torch.randn(cell.batch_size, length, WIDTH).to(cell.torch_dtype)
+            gradient = torch.randn_like(hidden_states)
+            hidden_states.requires_grad_(cell.train)
+            kept = keep(cell.batch_size, length) if cell.padding == "ragged" else None
+            mask = mask_for(name, kept, hidden_states.detach())
+            run = step(module, hidden_states, mask, gradient) if cell.train else inference(module, hidden_states, mask)
+            gc.collect()
+            reset_peak_memory()
+            before, _ = resident_memory()
+            run()
+            peak = resident_memory()[1] - before
+    except FAILURES as error:
+        return {"status": "skipped", "reason": reason(error)}
+    weights = sum(tensor.nbytes for tensor in (*block.parameters(), *block.buffers()))
+    megabytes = {"weights_mb": weights, "peak_mb": peak, "total_mb": weights + peak}
+    return {"status": "ok", **{column: f"{number / 1e6:.1f}" for column, number in megabytes.items()}}
+
+
+if __name__ == "__main__":
+    main()

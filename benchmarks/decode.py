@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,10 +88,11 @@ def measure(config: T5Config, cell: Cell, arguments: Any, results: Results) -> N
     for name in names:
         try:
             generate = decoding(config, name, cell, prompt)
-            cache_bytes[name] = generate()
-            runs[name] = generate
+            generate(2)
         except FAILURES as error:
             skipped[name] = reason(error)
+        else:
+            runs[name] = partial(decode_and_note, generate, cell.length, name, cache_bytes)
         bar.update()
     if STOCK in skipped:
         sys.exit(f"The stock model cannot run here, and there is nothing to compare with: {skipped[STOCK]}.")
@@ -113,21 +115,26 @@ def measure(config: T5Config, cell: Cell, arguments: Any, results: Results) -> N
         results.add(row)
 
 
-def decoding(config: T5Config, name: str, cell: Cell, prompt: torch.Tensor) -> Callable[[], int]:
-    """A function that decodes, and gives the bytes of the self-attention cache."""
+def decode_and_note(generate: Callable[[int], int], length: int, name: str, cache_bytes: dict[str, int]) -> None:
+    """Decode, and write down how large the cache grew."""
+    cache_bytes[name] = generate(length)
+
+
+def decoding(config: T5Config, name: str, cell: Cell, prompt: torch.Tensor) -> Callable[[int], int]:
+    """A function that decodes so many tokens, and gives the bytes of the self-attention cache."""
     torch.manual_seed(0)
     model = T5ForConditionalGeneration(config).to(cell.torch_dtype).eval()
     if name != STOCK:
         patch_model(model, name, layers={"decoder": True})
 
-    def generate() -> int:
+    def generate(length: int) -> int:
         made = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
             num_beams=1,
-            min_new_tokens=cell.length,
-            max_new_tokens=cell.length,
+            min_new_tokens=length,
+            max_new_tokens=length,
             return_dict_in_generate=True,
         )
         cache = made.past_key_values.self_attention_cache

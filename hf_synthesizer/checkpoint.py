@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
-from .errors import CheckpointMismatchError
+from .errors import CheckpointMismatchError, UnsupportedModelError
 from .families.mixin import SynthesizerMixin
 
 ALIGNMENT = 64
@@ -39,6 +41,19 @@ def add_guards(model: nn.Module, state_dict: dict[str, Any]) -> dict[str, Any]:
         if value is not None:
             guards[f"{name}.{layer.guard}"] = torch.zeros(1, dtype=value.dtype)
     return {**state_dict, **guards}
+
+
+def require_plain_tensors(model: PreTrainedModel, state_dict: dict[str, Any]) -> None:
+    """Raise `UnsupportedModelError` for weights that were quantized in memory, for which checkpoints have no format."""
+    for name, value in state_dict.items():
+        plain = isinstance(value, torch.Tensor) and (
+            isinstance(value, DTensor) or not is_traceable_wrapper_subclass(value)
+        )
+        if not plain and getattr(model, "hf_quantizer", None) is None:
+            raise UnsupportedModelError(
+                f"{name!r} of this {type(model).__name__} was quantized in memory, and cannot be saved so. Save it before "
+                f"it is quantized, load that checkpoint, and quantize again."
+            )
 
 
 def expect_guards(model: PreTrainedModel) -> None:

@@ -1,0 +1,143 @@
+"""torch.export, ONNX and int8 of patched models, checked against the model itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from hf_synthesizer import UnsupportedModelError, patch_model
+from tests.models import MAX_LENGTH, VARIANTS, batch, build, first_output, mask
+
+HEAD = "BertForSequenceClassification"
+SIZES = [(3, 8), (1, 5), (7, MAX_LENGTH), (2, 2)]
+DYNAMIC = {0: Dim("batch", min=1, max=64), 1: Dim("length", min=2, max=MAX_LENGTH)}
+
+
+def inputs(rows: int, length: int) -> dict[str, torch.Tensor]:
+    return {
+        "input_ids": torch.randint(2, 64, (rows, length)),
+        "attention_mask": mask(rows, length, "right"),
+        "token_type_ids": torch.randint(2, (rows, length)),
+    }
+
+
+def logits(model: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**given).logits
+
+
+def export(model: Any) -> ExportedProgram:
+    given = inputs(3, 8)
+    return torch.export.export(model, (), given, dynamic_shapes=dict.fromkeys(given, DYNAMIC))
+
+
+def test_torch_export_with_dynamic_batch_and_length(variant: str) -> None:
+    model = patch_model(build(HEAD), variant)
+    exported = export(model).module()
+    for rows, length in SIZES:
+        given = inputs(rows, length)
+        torch.testing.assert_close(logits(exported, given), logits(model, given), rtol=1e-4, atol=1e-5)
+
+
+def test_an_exported_program_can_be_saved_and_refuses_longer_sequences(tmp_path: Path) -> None:
+    model = patch_model(build(HEAD), {0: "random+dot_product", 1: "factorized_dense"})
+    torch.export.save(export(model), tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    given = inputs(4, 11)
+    torch.testing.assert_close(logits(loaded, given), logits(model, given), rtol=1e-4, atol=1e-5)
+    with pytest.raises(Exception, match="24"):
+        logits(loaded, inputs(2, MAX_LENGTH + 1))
+
+
+def onnx_matches_torch(variant: str, path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra hf_synthesizer[export] brings onnxruntime")
+    pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript, in hf_synthesizer[export]")
+    model = patch_model(build(HEAD), variant)
+    given = inputs(3, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            (),
+            path,
+            kwargs=given,
+            dynamo=True,
+            dynamic_shapes=dict.fromkeys(given, DYNAMIC),
+            input_names=list(given),
+            output_names=["logits"],
+            verbose=False,
+        )
+    session = onnxruntime.InferenceSession(path)
+    for rows, length in SIZES:
+        given = inputs(rows, length)
+        [found] = session.run(["logits"], {name: tensor.numpy() for name, tensor in given.items()})
+        torch.testing.assert_close(torch.from_numpy(found), logits(model, given), rtol=1e-4, atol=1e-5)
+    with pytest.raises(Exception):  # noqa: B017  (onnxruntime's own, and no common base)
+        session.run(["logits"], {name: tensor.numpy() for name, tensor in inputs(1, MAX_LENGTH + 1).items()})
+
+
+FAST = ("random", "dense", "factorized_dense+salience")
+
+
+@pytest.mark.parametrize("variant", FAST)
+def test_onnx_with_dynamic_batch_and_length(tmp_path: Path, variant: str) -> None:
+    onnx_matches_torch(variant, tmp_path / "model.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in FAST])
+def test_onnx_of_the_other_variants(tmp_path: Path, variant: str) -> None:
+    onnx_matches_torch(variant, tmp_path / "model.onnx")
+
+
+def quantize_with_torch(model: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces that torchao will take its place
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def quantize_with_torchao(model: nn.Module) -> nn.Module:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    return model
+
+
+HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
+QUANTIZERS = [
+    pytest.param(quantize_with_torch, id="torch"),
+    pytest.param(
+        quantize_with_torchao,
+        id="torchao",
+        marks=pytest.mark.skipif(not HAS_TORCHAO, reason="torchao is not installed; no extra asks for it"),
+    ),
+]
+
+
+@pytest.mark.parametrize("quantize", QUANTIZERS)
+@pytest.mark.parametrize("head", [HEAD, "T5ForConditionalGeneration"])
+def test_dynamic_int8_of_the_remaining_linears(variant: str, head: str, quantize: Any) -> None:
+    model, given = patch_model(build(head), variant), batch(head)
+    with torch.no_grad():
+        expected = first_output(model(**given))
+        linears = sum(type(module) is nn.Linear for module in model.modules())
+        quantized = quantize(model)
+        found = first_output(quantized(**given))
+    left = sum(type(module) is nn.Linear and type(module.weight) is nn.Parameter for module in quantized.modules())
+    assert left == 0 < linears and type(quantized) is type(model)
+    assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
+
+
+@pytest.mark.parametrize("quantize", QUANTIZERS)
+def test_a_quantized_model_is_not_saved(tmp_path: Path, quantize: Any) -> None:
+    quantized = quantize(patch_model(build(HEAD), "dense"))
+    with pytest.raises(UnsupportedModelError, match="quantized.*Save it before"):
+        quantized.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())

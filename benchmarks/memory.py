@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     if arguments.quick:
         make_quick(arguments, [STOCK, "random"], length=128)
+        arguments.modes = ["inference"]
     results = Results(arguments.output, FIELDS)
     grid = [(cell, name) for cell in cells(arguments) for name in arguments.variants]
     bar = tqdm(grid, unit="process", desc="memory")

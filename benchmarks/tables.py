@@ -1,105 +1,170 @@
 #!/usr/bin/env python
-"""Writes the README's speed table from benchmarks/results, between two comments of the README.
+"""Writes the tables of the README and of docs/performance.md from benchmarks/results, between pairs of comments.
 
-python benchmarks/tables.py            # writes it
-python benchmarks/tables.py --check    # only says whether README and results agree
+    python benchmarks/tables.py            # writes them
+    python benchmarks/tables.py --check    # only says whether documents and results agree
+
+`<!-- table: speed (benchmarks/tables.py) -->` … `<!-- end of table -->` is where the table `speed` goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 from records import RESULTS, ROOT, Row, read
 
-BEGIN, END = "<!-- speed table: written by benchmarks/tables.py -->", "<!-- end of the speed table -->"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PLACE = re.compile(r"(<!-- table: ([a-z0-9-]+) \(benchmarks/tables\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 CELLS = (("128", "8"), ("512", "8"), ("2048", "2"))
 
-
-def measured(rows: list[Row], mode: str, padding: str, dtype: str = "float32") -> dict[tuple[str, str, str], Row]:
-    """What was measured without dropout, by variant, length and batch size."""
-    return {
-        (row["variant"], row["length"], row["batch_size"]): row
-        for row in rows
-        if row["status"] == "ok"
-        and (row["mode"], row["padding"], row["dtype"], row["dropout"]) == (mode, padding, dtype, "0.0")
-    }
+Column = tuple[str, dict[str, Row]]
+"""A title, and the measured lines by variant."""
 
 
-def speed_table(rows: list[Row]) -> str:
-    """Speed of one attention block relative to stock SDPA: inference, with and without padding, and training."""
-    columns = [
-        (f"{title} {length}", found, length, batch_size)
-        for title, mode, padding in (
-            ("inference", "inference", "none"),
-            ("ragged", "inference", "ragged"),
-            ("training", "train", "none"),
-        )
-        for found in [measured(rows, mode, padding)]
-        for length, batch_size in CELLS
-        if any(key[1:] == (length, batch_size) for key in found)
-    ]
-    lines = [
-        "| attention | " + " | ".join(title for title, *_ in columns) + " |",
-        "|---" + "|---:" * len(columns) + "|",
-    ]
-    for name in dict.fromkeys(row["variant"] for row in rows):
-        cells = [
-            f"{float(found[name, length, batch_size]['speedup']):.2f}" if (name, length, batch_size) in found else ""
-            for _, found, length, batch_size in columns
-        ]
-        if any(cells):
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    used = [
-        row
-        for _, found, length, batch_size in columns
-        for key, row in found.items()
-        if key[1:] == (length, batch_size)
-    ]
-    return "\n".join([*lines, "", provenance_line(used)])
+def chosen(rows: list[Row], **conditions: str) -> dict[str, Row]:
+    """What was measured under these conditions, by variant."""
+    conditions = {"dtype": "float32", "dropout": "0.0", "status": "ok", **conditions}
+    return {row["variant"]: row for row in rows if all(row[name] == value for name, value in conditions.items())}
 
 
-def provenance_line(rows: list[Row]) -> str:
-    """Where the numbers come from."""
+def markdown(head: list[str], lines: list[list[str]]) -> str:
+    rows = ["| " + " | ".join(line) + " |" for line in (head, *lines) if line]
+    return "\n".join([rows[0], "|---" + "|---:" * (len(head) - 1) + "|", *rows[1:]])
+
+
+def by_variant(columns: list[Column], number: Callable[[Row], str]) -> str:
+    """A line for each variant, a column for each set of conditions that was measured."""
+    columns = [column for column in columns if column[1]]
+    names = dict.fromkeys(name for _, found in columns for name in found)
+    lines = [[name, *(number(found[name]) if name in found else "" for _, found in columns)] for name in names]
+    used = [row for _, found in columns for row in found.values()]
+    return markdown(["attention", *(title for title, _ in columns)], lines) + "\n\n" + provenance(used)
+
+
+def provenance(rows: list[Row]) -> str:
+    """On what, and when, the lines were measured."""
 
     def of(name: str) -> str:
         return ", ".join(sorted({row[name] for row in rows}))
 
     return (
-        f"Times as fast as stock SDPA in the same interleaved run; one attention block (width 768, 12 heads), float32, "
-        f"batch 8 (2 at 2048), medians. {of('cpu')}, {of('threads')} threads, torch {of('torch')}, transformers "
-        f"{of('transformers')}, commit {of('commit')}, {of('date')}. `floor`: value and output projections and one product "
-        f"with ready-made weights. From `benchmarks/results/attention.csv`."
+        f"{of('cpu')}, {of('threads')} threads, torch {of('torch')}, transformers {of('transformers')}; commit "
+        f"{of('commit')}; {of('date')}."
     )
 
 
-def with_table(text: str, table: str) -> str:
-    """A document with the table between the two comments."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        sys.exit(f"There is no place for the table: put {BEGIN!r} and {END!r} into the document.")
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+def speedup(row: Row) -> str:
+    return f"{float(row['speedup']):.2f}"
+
+
+def cells_of(rows: list[Row], title: str, **conditions: str) -> list[Column]:
+    return [
+        (f"{title}{length}", chosen(rows, length=length, batch_size=batch_size, **conditions))
+        for length, batch_size in CELLS
+    ]
+
+
+def speed() -> str:
+    """One attention block, relative to stock SDPA."""
+    rows = read(RESULTS / "attention.csv")
+    columns = cells_of(rows, "inference, ", mode="inference", padding="none")
+    columns += cells_of(rows, "ragged, ", mode="inference", padding="ragged")
+    columns += cells_of(rows, "training, ", mode="train", padding="none")
+    return by_variant(columns, speedup)
+
+
+def milliseconds() -> str:
+    """The same in absolute time, unpadded inference."""
+    rows = read(RESULTS / "attention.csv")
+    columns = cells_of(rows, "", mode="inference", padding="none")
+    return by_variant(
+        columns, lambda row: f"{float(row['median_ms']):.1f} ({float(row['p20_ms']):.1f}–{float(row['p80_ms']):.1f})"
+    )
+
+
+def dropout() -> str:
+    """Training with dropout of attention weights."""
+    rows = read(RESULTS / "attention.csv")
+    return by_variant(cells_of(rows, "training, ", mode="train", padding="none", dropout="0.1"), speedup)
+
+
+def bfloat16() -> str:
+    """Speed in bfloat16."""
+    rows = read(RESULTS / "attention.csv")
+    columns = cells_of(rows, "inference, ", mode="inference", padding="none", dtype="bfloat16")
+    columns += cells_of(rows, "training, ", mode="train", padding="none", dtype="bfloat16")
+    return by_variant(columns, speedup)
+
+
+def memory() -> str:
+    """Peak memory of one run at length 4096, batch 1, beside what the weights take."""
+    rows = read(RESULTS / "memory.csv")
+    columns: list[tuple[str, dict[str, Row], str]] = []
+    for mode, title in (("inference", "inference"), ("train", "training")):
+        found = chosen(rows, mode=mode, padding="none", length="4096", batch_size="1")
+        if found:
+            columns.append((f"peak, {title}", found, "peak_mb"))
+    columns.append(("weights", columns[0][1], "weights_mb"))
+    names = dict.fromkeys(name for _, found, _ in columns for name in found)
+    lines = [
+        [name, *(f"{float(found[name][column]):.0f}" if name in found else "" for _, found, column in columns)]
+        for name in names
+    ]
+    used = [row for _, found, _ in columns for row in found.values()]
+    return markdown(["attention", *(f"{title}, MB" for title, *_ in columns)], lines) + "\n\n" + provenance(used)
+
+
+def decode() -> str:
+    """Decoding 256 tokens."""
+    found = chosen(read(RESULTS / "decode.csv"), length="256", batch_size="1")
+    lines = [
+        [name, row["tokens_per_second"], speedup(row), row["cache_mb"], row["cache_share"]]
+        for name, row in found.items()
+    ]
+    head = ["decoder self-attention", "tokens/s", "speed to stock", "cache, MB", "cache to stock"]
+    return markdown(head, lines) + "\n\n" + provenance(list(found.values()))
+
+
+def explore() -> str:
+    """What was tried, beside what was kept."""
+    rows = read(RESULTS / "explore.csv")
+    lines = [
+        [row["model"], row["length"], row["variant"], row["median_ms"], row["relative"], row["gflops"]] for row in rows
+    ]
+    head = ["experiment", "L", "way", "ms", "speed to the way kept", "GFLOP/s"]
+    return markdown(head, lines) + "\n\n" + provenance(rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    made.__name__: made for made in (speed, milliseconds, dropout, bfloat16, memory, decode, explore)
+}
+
+
+def with_tables(text: str) -> str:
+    """A document with its tables written anew."""
+
+    def write(place: re.Match[str]) -> str:
+        if place[2] not in TABLES:
+            sys.exit(f"There is no table {place[2]!r}; there are: {', '.join(TABLES)}.")
+        return f"{place[1]}\n{TABLES[place[2]]()}\n\n{place[3]}"
+
+    return PLACE.sub(write, text)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Write the table, or check it."""
+    """Write the tables, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS / "attention.csv")
-    parser.add_argument("--document", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if the two disagree")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where a document disagrees")
     arguments = parser.parse_args(argv)
-    rows = read(arguments.results)
-    if not rows:
-        sys.exit(f"There are no results in {arguments.results}: run benchmarks/attention.py first.")
-    text = arguments.document.read_text(encoding="utf-8")
-    written = with_table(text, speed_table(rows))
-    if arguments.check:
-        if written != text:
-            sys.exit(f"{arguments.document.name} and the results disagree: run python benchmarks/tables.py.")
-        return
-    arguments.document.write_text(written, encoding="utf-8")
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        written = with_tables(text)
+        if arguments.check and written != text:
+            sys.exit(f"{document.name} and the results disagree: run python benchmarks/tables.py.")
+        document.write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":

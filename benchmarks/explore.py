@@ -1,0 +1,170 @@
+#!/usr/bin/env python
+"""Times what was tried on the way to the fast routes, beside what was kept. docs/performance.md tells the story.
+
+    python benchmarks/explore.py           # about a minute on two cores
+
+Each experiment is one interleaved run. `relative` is the time of the way that was kept by that of the line: below 1, the
+line is slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from attention import inference, step
+from blocks import HEADS, STOCK, WIDTH, build
+from records import RESULTS, Results
+from timing import Bystanders, interleaved
+from torch.nn import functional
+from tqdm import tqdm
+
+from hf_synthesizer.attend import blocks as tiles
+from hf_synthesizer.attend.gemm import product
+
+FIELDS = ("median_ms", "p20_ms", "p80_ms", "rounds", "relative", "gflops", "others")
+HEAD_WIDTH = WIDTH // HEADS
+Runs = dict[str, Callable[[], object]]
+Experiment = tuple[Runs, int, float]
+"""The ways (the kept one first), the length, and the billions of floating point operations of a run, or 0."""
+
+
+def bias(length: int) -> Experiment:
+    """A `random` table handed to SDPA as its bias, with queries and keys of zeros."""
+    batch_size = 2
+    block = build("random", length, torch.float32).attention
+    hidden_states = torch.randn(batch_size, length, WIDTH)
+    value = torch.randn(batch_size, HEADS, length, HEAD_WIDTH)
+    zeros = torch.zeros_like(value)
+    table = torch.randn(1, HEADS, length, length).expand(batch_size, -1, -1, -1)
+
+    def route() -> None:
+        with torch.no_grad():
+            block(hidden_states, None)
+
+    def handed() -> None:
+        with torch.no_grad():
+            block.value(hidden_states)
+            functional.scaled_dot_product_attention(zeros, zeros, value, attn_mask=table)
+
+    return {"static route": route, "bias of scaled_dot_product_attention": handed}, length, 0.0
+
+
+def softmax(length: int) -> Experiment:
+    """A tile's softmax, or only exp, the normaliser coming from a column of ones beside the values."""
+    tile, values = torch.randn(length, length), torch.randn(length, HEAD_WIDTH)
+    with_ones = torch.cat((values, torch.ones(length, 1)), dim=-1)
+
+    def normalised() -> None:
+        product(torch.softmax(tile, -1), values)
+
+    def ones() -> None:
+        made = product(torch.exp(tile), with_ones)
+        made[:, :-1] / made[:, -1:]
+
+    alone = {"torch.softmax alone": partial(torch.softmax, tile, -1), "torch.exp alone": partial(torch.exp, tile)}
+    return {"softmax, then product": normalised, "exp, then product with ones": ones, **alone}, length, 0.0
+
+
+def library(length: int) -> Experiment:
+    """A product of (L, L) weights and (L, 512) values, by the two libraries inside PyTorch."""
+    weights, columns = torch.rand(length, length), torch.randn(length, 8 * HEAD_WIDTH)
+    runs = {"oneDNN": partial(product, weights, columns), "torch.mm": partial(torch.mm, weights, columns)}
+    return runs, length, 2 * length * length * columns.shape[1] / 1e9
+
+
+def layout(length: int) -> Experiment:
+    """The same product, transposed: the values' columns as rows, so that weights are read as columns."""
+    weights, columns = torch.rand(length, length), torch.randn(length, 8 * HEAD_WIDTH)
+    rows = columns.t().contiguous()
+    runs = {
+        "weights @ values": partial(product, weights, columns),
+        "valuesᵀ @ weightsᵀ": partial(product, rows, weights.t()),
+    }
+    return runs, length, 2 * length * length * columns.shape[1] / 1e9
+
+
+def tile_rows(length: int) -> Experiment:
+    """Training steps of `dense` with tiles of as many rows; stock SDPA beside them."""
+    hidden_states = torch.randn(2, length, WIDTH, requires_grad=True)
+    gradient = torch.randn(2, length, WIDTH)
+    made = step(build("dense", length, torch.float32, train=True), hidden_states, None, gradient)
+    kept = tiles.ROWS
+
+    def with_rows(rows: int) -> None:
+        tiles.ROWS = rows
+        try:
+            made()
+        finally:
+            tiles.ROWS = kept
+
+    stock = step(build(STOCK, length, torch.float32, train=True), hidden_states, None, gradient)
+    counts = [kept, *(rows for rows in (64, 128, 256, 512, 1024) if rows != kept)]
+    return {**{f"{rows} rows": partial(with_rows, rows) for rows in counts}, STOCK: stock}, length, 0.0
+
+
+def batch(length: int) -> Experiment:
+    """What a longer batch costs the static route, against rows of the batch one by one."""
+    block = build("random", length, torch.float32)
+    hidden_states = torch.randn(8, length, WIDTH)
+    parts = [inference(block, row, None) for row in hidden_states.split(1)]
+
+    def one_by_one() -> None:
+        for part in parts:
+            part()
+
+    return {"one product for the batch": inference(block, hidden_states, None), "row by row": one_by_one}, length, 0.0
+
+
+EXPERIMENTS: dict[str, tuple[Callable[[int], Experiment], int]] = {
+    "table as bias": (bias, 2048),
+    "softmax of a tile": (softmax, 512),
+    "matrix product": (library, 512),
+    "long matrix product": (library, 2048),
+    "layout of the product": (layout, 512),
+    "rows of a tile in training": (tile_rows, 2048),
+    "batch of the static route": (batch, 512),
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the experiments, and write them down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS / "explore.csv")
+    parser.add_argument("--threads", type=int, help="how many cores to use (default: torch's choice)")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds, at most")
+    parser.add_argument("--seconds", type=float, default=15.0, help="for an experiment")
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    arguments = parser.parse_args(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    results = Results(arguments.output, FIELDS)
+    for name, (experiment, length) in tqdm(EXPERIMENTS.items(), unit="experiment", desc="explore"):
+        torch.manual_seed(0)
+        runs, length, gigaflops = experiment(32 if arguments.quick else length)
+        bystanders = Bystanders()
+        spreads = interleaved(runs, arguments.repeats, 0.0 if arguments.quick else arguments.seconds)
+        others, first = f"{bystanders.cores():.2f}", next(iter(spreads.values()))
+        results.add(
+            *(
+                {
+                    "benchmark": "explore",
+                    "model": name,
+                    "variant": way,
+                    "length": str(length),
+                    "threads": str(torch.get_num_threads()),
+                    **spread.row(),
+                    "relative": f"{first.median / spread.median:.3f}",
+                    "gflops": f"{1e3 * gigaflops / spread.median:.0f}" if gigaflops else "",
+                    "others": others,
+                }
+                for way, spread in spreads.items()
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

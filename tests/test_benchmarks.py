@@ -1,0 +1,169 @@
+"""The benchmarks: each script runs, goes on where it stopped, and the documents say what the results say."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+PROVENANCE = ("cpu", "cores", "threads", "torch", "transformers", "hf_synthesizer", "commit", "date")
+SCRIPTS = {
+    "attention": {"stock sdpa", "stock eager", "floor", "random", "dense+salience", "fnet", "linformer"},
+    "model": {"stock sdpa", "dense"},
+    "decode": {"stock sdpa", "dense+salience"},
+    "memory": {"stock sdpa", "random"},
+}
+
+
+def run(script: str, *options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{script}.py"), *map(str, options)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Import a module of the benchmarks by name; they are scripts, and not installed."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    before = set(sys.modules)
+
+    def load(name: str) -> ModuleType:
+        return __import__(name)
+
+    yield load
+    for name in set(sys.modules) - before:
+        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_quick_run_measures_every_variant_with_machine_and_versions(script: str, tmp_path: Path) -> None:
+    output = tmp_path / "results.csv"
+    done = run(script, "--quick", "--output", output)
+    assert done.returncode == 0, done.stderr
+    rows = lines(output)
+    assert {row["variant"] for row in rows} == SCRIPTS[script]
+    for row in rows:
+        assert row["status"] == "ok" or row["reason"] == "Fourier mixing takes no mask"
+        assert all(row[name] for name in PROVENANCE)
+        if row["status"] == "ok" and script != "memory":
+            assert 0 < float(row["p20_ms"]) <= float(row["median_ms"]) <= float(row["p80_ms"])
+            assert float(row["speedup"]) == pytest.approx(
+                float(row["stock_sdpa_ms"]) / float(row["median_ms"]), rel=0.05
+            )
+    assert "100%" in done.stderr  # the progress bar
+
+
+def test_explore_runs_every_experiment(tmp_path: Path) -> None:
+    done = run("explore", "--quick", "--output", tmp_path / "explore.csv")
+    assert done.returncode == 0, done.stderr
+    assert len({row["model"] for row in lines(tmp_path / "explore.csv")}) == 7
+
+
+def test_what_is_in_the_file_is_measured_again_only_when_forced(
+    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention, grid = benchmarks("attention"), benchmarks("grid")
+    measured: list[list[str]] = []
+    spread = benchmarks("timing").Spread(2.0, 1.0, 3.0, 3)
+
+    def measure(cell: Any, variants: list[str], rounds: int, seconds: float) -> list[tuple[str, Any, Any]]:
+        measured.append(variants)
+        return [(name, "no memory" if name == "dense" else spread, spread) for name in variants]
+
+    monkeypatch.setattr(attention, "measure_cell", measure)
+    options = ["--lengths", "16", "--batch_sizes", "1", "--modes", "inference", "--padding", "none"]
+    options += ["--dtypes", "float32", "--output", str(tmp_path / "results.csv"), "--variants"]
+    attention.main([*options, "random,dense"])
+    attention.main([*options, "random,dense,salience"])
+    attention.main([*options, "random,salience", "--force"])
+    assert measured == [["random", "dense"], ["dense", "salience"], ["random", "salience"]]
+    assert [row["variant"] for row in lines(tmp_path / "results.csv")] == ["random", "dense", "salience"]
+    assert grid.TIMING_FIELDS[0] == "status"
+
+
+def test_a_variant_that_would_not_fit_is_skipped_with_the_reason(
+    benchmarks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention, grid = benchmarks("attention"), benchmarks("grid")
+    monkeypatch.setattr(grid, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(attention, "estimated_bytes", lambda name, *rest: 1 << (21 if name == "dense" else 0))
+    cell = grid.Cell("inference", "none", "float32", 0.0, 16, 1)
+    found = {name: out for name, out, _ in attention.measure_cell(cell, ["random", "dense"], 3, 0.0)}
+    assert found["dense"] == "would need about 0.0 GiB, 0.0 GiB are free"
+    assert found["random"].rounds == 3
+
+
+def test_candidates_take_turns(benchmarks: Any) -> None:
+    order: list[str] = []
+    runs = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    spreads = benchmarks("timing").interleaved(runs, rounds=3, seconds=60)
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab"
+    assert all(spread.rounds == 3 for spread in spreads.values())
+
+
+def test_a_disturbed_measurement_is_taken_again(benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = benchmarks("grid")
+    busy = iter([0.9, 0.4, 0.1, 0.0])
+
+    class Bystanders:
+        def cores(self) -> float:
+            return next(busy)
+
+    monkeypatch.setattr(grid, "Bystanders", Bystanders)
+    arguments = grid.parser("", "x.csv", ()).parse_args(["--max_others", "0.2"])
+    numbers = iter(range(9))
+    assert grid.undisturbed(lambda: next(numbers), arguments) == (2, 0.1)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "train"])
+def test_every_block_keeps_the_shape(benchmarks: Any, train: bool) -> None:
+    blocks = benchmarks("blocks")
+    hidden_states = torch.randn(2, 64, blocks.WIDTH)
+    kept = blocks.keep(2, 64)
+    assert kept.sum(1).tolist() == [63, 48]
+    for name in blocks.BLOCKS:
+        if train and name.endswith("(fused)"):
+            with pytest.raises(blocks.NotServed, match="cannot be trained"):
+                blocks.build(name, 64, torch.float32, train=True)
+            continue
+        mask = None if name == "fnet" else blocks.mask_for(name, kept, hidden_states)
+        with torch.set_grad_enabled(train):
+            output = blocks.build(name, 64, torch.float32, train=train)(hidden_states, mask)
+        assert output.shape == hidden_states.shape
+        assert output.requires_grad == (train and name != "fnet")
+
+
+def test_the_documents_say_what_the_results_say(benchmarks: Any) -> None:
+    tables = benchmarks("tables")
+    for document in tables.DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        assert tables.PLACE.search(text), f"{document.name} has no table"
+        assert tables.with_tables(text) == text, f"{document.name}: run python benchmarks/tables.py"
+
+
+def test_the_plots_are_drawn_from_the_results(benchmarks: Any, tmp_path: Path) -> None:
+    plot = benchmarks("plot")
+    for file in ("attention", "memory"):
+        source = BENCHMARKS / "results" / f"{file}.csv"
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    plot.main(["--results", str(tmp_path)])
+    assert (tmp_path / "speed-inference-none-float32.png").stat().st_size > 10_000

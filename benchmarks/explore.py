@@ -65,8 +65,13 @@ def softmax(length: int) -> Experiment:
         made = product(torch.exp(tile), with_ones)
         made[:, :-1] / made[:, -1:]
 
-    alone = {"torch.softmax alone": partial(torch.softmax, tile, -1), "torch.exp alone": partial(torch.exp, tile)}
-    return {"softmax, then product": normalised, "exp, then product with ones": ones, **alone}, length, 0.0
+    return {"softmax, then product": normalised, "exp, then product with ones": ones}, length, 0.0
+
+
+def exponential(length: int) -> Experiment:
+    """The softmax of a tile, and its exponential alone."""
+    tile = torch.randn(length, length)
+    return {"torch.softmax": partial(torch.softmax, tile, -1), "torch.exp": partial(torch.exp, tile)}, length, 0.0
 
 
 def library(length: int) -> Experiment:
@@ -122,6 +127,7 @@ def batch(length: int) -> Experiment:
 EXPERIMENTS: dict[str, tuple[Callable[[int], Experiment], int]] = {
     "table as bias": (bias, 2048),
     "softmax of a tile": (softmax, 512),
+    "softmax and exp of a tile": (exponential, 512),
     "matrix product": (library, 512),
     "long matrix product": (library, 2048),
     "layout of the product": (layout, 512),
@@ -134,6 +140,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the experiments, and write them down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS / "explore.csv")
+    parser.add_argument("--only", nargs="*", choices=EXPERIMENTS, default=list(EXPERIMENTS), help="these experiments")
     parser.add_argument("--threads", type=int, help="how many cores to use (default: torch's choice)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds, at most")
     parser.add_argument("--seconds", type=float, default=15.0, help="for an experiment")
@@ -142,7 +149,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     results = Results(arguments.output, FIELDS)
-    for name, (experiment, length) in tqdm(EXPERIMENTS.items(), unit="experiment", desc="explore"):
+    for name in tqdm(arguments.only, unit="experiment", desc="explore"):
+        experiment, length = EXPERIMENTS[name]
         torch.manual_seed(0)
         runs, length, gigaflops = experiment(32 if arguments.quick else length)
         bystanders = Bystanders()

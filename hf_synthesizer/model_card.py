@@ -30,6 +30,7 @@ from .errors import NotPatchedError
 from .families import family_of
 from .families.mixin import SynthesizerMixin
 from .families.registry import stock_class
+from .patching import TAGS
 from .plan import find_slots
 from .report import patch_report
 from .synthesizers.mixture import MixtureSynthesizer
@@ -44,7 +45,6 @@ FILE = "README.md"
 BEGIN = "<!-- hf_synthesizer: this part is written anew at each save -->"
 END = "<!-- hf_synthesizer: end -->"
 EMPTY = "---\n{}\n---\n"
-TAGS = ("synthesizer", "hf_synthesizer")
 
 
 def write_model_card(

@@ -18,16 +18,20 @@ from .plan import Layers, Plan, Spec, find_slots, make_plan, plan_from_json, pla
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
+TAGS = ("synthesizer", "hf_synthesizer")
+"""What a patched model is found by on the Hub. Trainer writes a model's tags into its card."""
+
 _UNDO = "_synthesizer_undo"
 
 
 @dataclass
 class Undo:
-    """What a patch replaced: stock modules by name, and the classes that models and configs had."""
+    """What a patch replaced: stock modules by name, the classes that models and configs had, and the tags."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     model_classes: dict[str, type[PreTrainedModel]] = field(default_factory=dict)
     config_class: type[PreTrainedConfig] = PreTrainedConfig
+    tags: list[str] | None = None
 
 
 def patch_model(
@@ -95,6 +99,7 @@ def unpatch_model(model: Model) -> Model:
         submodel.config.__class__ = undo.config_class
         submodel.config.__dict__.pop("synthesizer", None)
         _set_class(submodel, cls)
+    model.model_tags = undo.tags
     del model.__dict__[_UNDO]
     return model
 
@@ -130,7 +135,7 @@ def _install(family: Family, model: PreTrainedModel, plan: Plan, keep_descriptio
         description = model.config.synthesizer
     else:
         description = plan_to_json(plan, slots, base_model=_name_on_the_hub(model.config))
-    undo = Undo(config_class=family.stock_config)
+    undo = Undo(config_class=family.stock_config, tags=model.model_tags)
     for name, twin in twins.items():
         undo.modules[name] = model.get_submodule(name)
         model.set_submodule(name, twin)
@@ -140,6 +145,7 @@ def _install(family: Family, model: PreTrainedModel, plan: Plan, keep_descriptio
             module.config.__class__ = family.config_class
             module.config.synthesizer = description
             _set_class(module, family.models.get(type(module), type(module)))
+    model.model_tags = list(dict.fromkeys([*(undo.tags or ()), *TAGS]))
     return undo
 
 

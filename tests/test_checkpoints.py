@@ -22,6 +22,7 @@ from hf_synthesizer import (
     SynthesizerConfig,
     UnsupportedModelError,
     from_pretrained_patched,
+    fuse_for_inference,
     list_families,
     patch_model,
     patch_report,
@@ -315,3 +316,11 @@ def test_guards_are_a_few_bytes_that_no_stock_projection_has(tmp_path: Path) -> 
     assert [name for name, tensor in tensors.items() if tensor.shape == (1,)] == [
         "encoder.block.1.layer.0.SelfAttention.q.weight"
     ]
+
+
+def test_a_fused_model_saves_what_it_was_fused_from(tmp_path: Path) -> None:
+    model = patch_model(build(ENCODER), "random")
+    expected = output(model, ENCODER)
+    fuse_for_inference(model)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(output(AutoModelForSequenceClassification.from_pretrained(tmp_path), ENCODER), expected)

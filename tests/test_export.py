@@ -83,7 +83,7 @@ def onnx_matches_torch(variant: str, path: Path) -> None:
         session.run(["logits"], {name: tensor.numpy() for name, tensor in inputs(1, MAX_LENGTH + 1).items()})
 
 
-FAST = ("random", "dense", "factorized_dense+salience")
+FAST = ("random", "dense+salience")
 
 
 @pytest.mark.parametrize("variant", FAST)

@@ -275,10 +275,13 @@ def test_a_trainers_card_with_results(pushed: Any) -> None:
     assert "- generated_from_trainer" in text and "pipeline_tag: text-classification" in text
     of_trainer = card(pushed[0], "me/trained")
     assert "- generated_from_trainer" in of_trainer and "## Training procedure" in of_trainer
+    assert (
+        "- hf_synthesizer" in of_trainer and "- random+dot_product" in of_trainer
+    )  # whose card it is, it has our tags
 
 
-def meet_failures(folder: str) -> dict[str, Any]:
-    """Push and load where it cannot succeed; the errors, and what the local files are still worth."""
+def meet_failures(folder: str, attempts: dict[str, str | None]) -> dict[str, Any]:
+    """Push to and load from repos (by name, with a token) where it cannot succeed: the errors, and what is left."""
     import torch
     from transformers import AutoModel
 
@@ -292,60 +295,68 @@ def meet_failures(folder: str) -> dict[str, Any]:
     model = patch_model(build("BertModel"), "dense")
     results: dict[str, Any] = {}
 
-    def attempt(name: str, call: Any, *arguments: Any, **settings: Any) -> None:
+    def error_of(call: Any, *arguments: Any, **settings: Any) -> str:
         try:
             call(*arguments, **settings)
         except Exception as error:
-            results[name] = (
-                f"{type(error).__name__}: {error} {error.__cause__ or ''} {getattr(error, '__notes__', '')}"
-            )
-        else:
-            results[name] = "no error"
+            return f"{type(error).__name__}: {error} {error.__cause__ or ''} {getattr(error, '__notes__', '')}"
+        return "no error"
 
-    attempt("push", model.push_to_hub, "me/model")
-    attempt("save and push", model.save_pretrained, f"{folder}/saved", push_to_hub=True, repo_id="me/model")
-    attempt("load", AutoModel.from_pretrained, "me/there")
+    def is_whole(path: str) -> bool:
+        loaded = AutoModel.from_pretrained(path)
+        return all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+
+    for repo, token in attempts.items():
+        saved = f"{folder}/{repo}"
+        results[repo] = {
+            "push": error_of(model.push_to_hub, repo, token=token),
+            "save": error_of(model.save_pretrained, saved, push_to_hub=True, repo_id=repo, token=token),
+            "load": error_of(AutoModel.from_pretrained, repo, token=token),
+            "saved": is_whole(saved) if Path(saved, "model.safetensors").exists() else None,
+        }
     model.save_pretrained(f"{folder}/local")
-    loaded = AutoModel.from_pretrained(f"{folder}/local")
-    results["whole"] = all(torch.equal(t, model.state_dict()[n]) for n, t in loaded.state_dict().items())
-    if Path(folder, "saved", "model.safetensors").exists():
-        saved = AutoModel.from_pretrained(f"{folder}/saved")
-        results["saved"] = all(torch.equal(t, model.state_dict()[n]) for n, t in saved.state_dict().items())
+    results["in memory"] = is_whole(f"{folder}/local")
     return results
 
 
+def check_failure(found: dict[str, Any], repo: str, said: str, whole: bool | None) -> None:
+    for way in ("push", "save"):
+        assert re.search(said, found[repo][way]), found
+        assert re.search(f"Pushing .* '{repo}' failed.*in memory is as it was", found[repo][way])
+    assert found[repo]["saved"] is whole
+
+
 @pytest.mark.xdist_group("hub")
-@pytest.mark.parametrize("failure", ["full", "cut off", "forbidden", "unauthorized", "gone"])
-def test_what_goes_wrong_is_an_error_and_harms_no_local_file(pushed: Any, tmp_path: Path, failure: str) -> None:
-    files = {name: content for name, content in pushed[0].repos["me/bert"].files().items()}
+def test_what_goes_wrong_is_an_error_and_harms_no_local_file(pushed: Any, tmp_path: Path) -> None:
+    files = pushed[0].repos["me/bert"].files()
+    attempts = {"me/full": None, "me/cut": None, "me/forbidden": READ_TOKEN, "me/unauthorized": "wrong-token"}
     with HubServer() as server:
-        server.add_files("me/there", files)
-        token = {"forbidden": READ_TOKEN, "unauthorized": "wrong-token"}.get(failure, "write-token")
-        if failure == "full":
-            server.fail_with("full")
-        if failure == "cut off":
-            server.fail_with("cut_upload")
-            server.fail_with("cut_download", "*/model.safetensors")
-        if failure == "gone":
-            server.stop()
+        for repo in ("me/full", "me/cut", "me/unauthorized"):
+            server.add_files(repo, files)
+        server.fail_with("full", "/api/models/me/full/commit/*")
+        server.fail_with("cut_upload", "/api/models/me/cut/commit/*")
+        server.fail_with("cut_download", "/me/cut/resolve/*/model.safetensors")
+        found = server.run(meet_failures, tmp_path, attempts, home=tmp_path / "home")
+        assert all(repo.files()["model.safetensors"] == files["model.safetensors"] for repo in server.repos.values())
+        assert set(server.repos) == {"me/full", "me/cut", "me/unauthorized"}
+    assert found["in memory"] is True
+    check_failure(found, "me/full", "507", True)
+    check_failure(found, "me/cut", "RemoteProtocolError|ReadError|WriteError|ConnectError", True)
+    check_failure(found, "me/forbidden", "403", None)  # refused before anything was written
+    check_failure(found, "me/unauthorized", "401", None)
+    assert re.search("me/cut.*(peer closed connection|without sending)", found["me/cut"]["load"])
+    assert "me/unauthorized" in found["me/unauthorized"]["load"]
+    assert found["me/forbidden"]["load"] != "no error"
+
+
+@pytest.mark.xdist_group("hub")
+def test_without_a_connection(tmp_path: Path) -> None:
+    with HubServer() as server:
+        server.stop()
         try:
-            found = server.run(meet_failures, tmp_path, home=tmp_path / "home", token=token)
+            found = server.run(meet_failures, tmp_path, {"me/gone": None}, home=tmp_path / "home")
         finally:
-            if failure == "gone":
-                server.start()
-    said = {
-        "full": "507",
-        "cut off": "model.safetensors",
-        "forbidden": "403",
-        "unauthorized": "401",
-        "gone": "onnect",
-    }[failure]
-    assert found["whole"] is True and found.get("saved", True) is True
-    for name in ("push", "save and push"):
-        assert found[name] != "no error" and said in found[name], found
-        assert re.search("Pushing .* 'me/model' failed.*in memory is as it was", found[name])
-    if failure in ("cut off", "unauthorized", "gone"):
-        assert found["load"] != "no error", found
-        assert re.search("me/there|model.safetensors|couldn't connect", found["load"]), found
-    if "me/model" in server.repos:
-        assert "model.safetensors" not in server.repos["me/model"].files()
+            server.start()
+    assert found["in memory"] is True
+    check_failure(found, "me/gone", "ConnectError", None)
+    assert "couldn't connect" in found["me/gone"]["load"]

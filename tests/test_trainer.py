@@ -155,6 +155,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("variant", ["random", "factorized_dense", "fixed_random+dot_product", "dense+salience"])
 def test_options(tmp_path: Path, variant: str, settings: dict[str, Any]) -> None:
     model = classifier(variant)
     start = {name: tensor.clone() for name, tensor in model.named_parameters()}

@@ -43,8 +43,8 @@ def transfer_attention(
     method: str = "auto",
     steps: int | tuple[int, int] = 900,
     *,
-    learning_rate: float = 2e-3,
-    backbone_learning_rate: float = 1e-4,
+    learning_rate: float = 5e-3,
+    backbone_learning_rate: float = 3e-4,
     average_batches: int = 100,
     autocast: torch.dtype | None = None,
     checkpoint_dir: str | os.PathLike | None = None,
@@ -142,6 +142,8 @@ class _Stage:
 
 @dataclass
 class _Transfer:
+    """One transfer under way: who learns from whom, on what, and where its state is kept."""
+
     model: PreTrainedModel
     teacher: PreTrainedModel
     pairs: list[LayerPair]
@@ -153,6 +155,7 @@ class _Transfer:
     judged_on: list[Batch] = field(default_factory=list)
 
     def run(self, average_batches: int, stages: list[_Stage]) -> TransferReport:
+        """All steps that are still to be done."""
         state = self.checkpoint.load()
         if state is not None and state["report"]:
             self.model.load_state_dict(state["model"])
@@ -280,6 +283,7 @@ class _Transfer:
         return {label: total / max(len(self.judged_on), 1) for label, total in sums.items()}
 
     def report(self, before: dict[str, float], steps: int, seconds: float) -> TransferReport:
+        """What it all came to."""
         after = self.judge()
         layers = tuple(
             LayerTransfer(pair.label, pair.student.synthesizer.config.variant, before[pair.label], after[pair.label])
@@ -288,6 +292,7 @@ class _Transfer:
         return TransferReport(layers, before[""], after[""], steps, seconds)
 
     def autocast(self) -> AbstractContextManager:
+        """Mixed precision, if it was asked for."""
         return torch.autocast(self.model.device.type, self.dtype) if self.dtype else nullcontext()
 
 

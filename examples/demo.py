@@ -233,7 +233,7 @@ def plot_attention(
             axis = axes[row][column]
             axis.imshow(attentions[layer][0, head].numpy(), cmap="Blues", vmin=0)
             axis.set_title(f"{name}: layer {layer}, head {head}", fontsize=8)
-            axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
+            axis.set_xticks(range(len(tokens)), tokens if row else [""] * len(tokens), rotation=90, fontsize=6)
             axis.set_yticks(range(len(tokens)), tokens if column == 0 else [""] * len(tokens), fontsize=6)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -56,14 +56,22 @@ class AttentionMask:
     def simplified(self) -> AttentionMask:
         """The same mask with `keep` as a mask of keys (…, 1, Lk), and a triangle, wherever it is made of these.
 
-        Reads the tensor, once for each mask; so not for compiled graphs.
+        Reads the tensor, once for each mask, or in inference mode once for each layer; so not for compiled graphs.
         """
         if self.keep is None or self.keep.shape[-2] == 1 or self.causal_offset is not None:
             return self
-        known = _SIMPLIFIED.get(self.keep)
-        if known is None or known[0] != self.keep._version:
-            known = _SIMPLIFIED[self.keep] = (self.keep._version, _simplify(self.keep))
-        return self if known[1] is None else AttentionMask(known[1][0], self.bias, known[1][1])
+        simple = _simplified(self.keep)
+        return self if simple is None else AttentionMask(simple[0], self.bias, simple[1])
+
+
+def _simplified(keep: torch.Tensor) -> tuple[torch.Tensor | None, int | None] | None:
+    """`_simplify`, remembered as long as the tensor lives and is not changed."""
+    if keep.is_inference():
+        return _simplify(keep)  # nothing tells whether such a tensor was changed in place
+    known = _SIMPLIFIED.get(keep)
+    if known is None or known[0] != keep._version:
+        known = _SIMPLIFIED[keep] = (keep._version, _simplify(keep))
+    return known[1]
 
 
 def _simplify(keep: torch.Tensor) -> tuple[torch.Tensor | None, int | None] | None:

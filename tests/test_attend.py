@@ -226,6 +226,17 @@ def test_masks_are_taken_apart_once() -> None:
     assert AttentionMask.from_tensor(scattered).simplified().keep is scattered
 
 
+def test_masks_of_inference_mode_are_taken_apart_each_time() -> None:
+    """Such tensors have no version that would tell of a change."""
+    with torch.inference_mode():
+        square = torch.ones(2, 1, 4, 4, dtype=torch.bool)
+        square[1, ..., -1] = False
+        for _ in range(2):
+            made = AttentionMask.from_tensor(square).simplified()
+            assert torch.equal(made.keep, square[:, :, :1])
+            square[0, ..., -1] = False
+
+
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("shape", [(3, 4, 5), (200, 128, 100), (150, 300, 64)])
 def test_products(shape: tuple[int, int, int], transposed: bool) -> None:

@@ -215,6 +215,37 @@ def test_compiles_with_inductor_and_trains(variant: str) -> None:
         torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("head", HEADS)
+def test_inference_mode_equals_no_grad(variant: str, head: str) -> None:
+    model = patched(head, variant)
+    for padding in ("none", "right", "left"):
+        inputs = batch(head, padding=padding)
+        with torch.no_grad():
+            expected = first_output(model(**inputs))
+        with torch.inference_mode():
+            assert torch.equal(first_output(model(**inputs)), expected)
+
+
+@pytest.mark.parametrize("head", ["BertModel", "T5EncoderModel"])
+def test_a_band_mask_moves_no_positions(head: str) -> None:
+    """The last query does not see the first keys, but they are no padding for that."""
+    model = patched(head, "random")
+    places = torch.arange(7)
+    band = ((places[:, None] - places).abs() <= 1)[None, None]  # (1, 1, L, L)
+    layer = next(module for module in model.modules() if hasattr(module, "synthesizer"))
+    value = layer.get_submodule(layer.value_projection)
+    hidden = torch.randn(2, 7, 24)
+    table = layer.synthesizer.table[:, :7, :7]
+    if head == "T5EncoderModel":
+        table = table + layer.compute_bias(7, 7)
+    weights = table.masked_fill(~band, float("-inf")).softmax(-1)
+    values = value(hidden).view(2, 7, 3, -1).transpose(1, 2)
+    expected = (weights @ values).transpose(1, 2).flatten(2)
+    expected = layer.o(expected) if head == "T5EncoderModel" else expected
+    torch.testing.assert_close(layer(hidden, band.expand(2, -1, -1, -1))[0], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_variants_and_families_are_what_the_tests_think() -> None:
     assert len(VARIANTS) == 15 and list_families() == ["bert", "t5"]
 

@@ -67,11 +67,17 @@ class SynthesizerT5Attention(SynthesizerMixin, T5Attention):
 
 
 def visible_keys(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The keys (B, Lk) that the last query, which sees most, may look at."""
-    if mask is None:
+    """The keys (B, Lk) that some query may look at; None where no row starts with padding.
+
+    The last query sees most, except under a mask of the user's own, such as a band.
+    """
+    if mask is None or (not torch.compiler.is_compiling() and bool(_visible(mask[:, 0, -1, 0]).all())):
         return None
-    last = mask[:, 0, -1]
-    return last if last.dtype == torch.bool else last > torch.finfo(last.dtype).min / 2
+    return _visible(mask).any(2).any(1)
+
+
+def _visible(mask: torch.Tensor) -> torch.Tensor:
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 class SynthesizerT5Config(T5Config):

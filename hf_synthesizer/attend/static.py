@@ -172,13 +172,13 @@ class SoftmaxProduct(torch.autograd.Function):
     """`softmax_product` with a backward that makes the weights again, a tile at a time."""
 
     @staticmethod
-    @torch.autocast("cpu", enabled=False)
     def forward(
         ctx: Any, columns: torch.Tensor, causal_offset: int | None, *tensors: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(columns, *tensors)
         ctx.causal_offset = causal_offset
-        return softmax_product(columns, causal_offset, pairs(tensors))
+        with torch.autocast("cpu", enabled=False):
+            return softmax_product(columns, causal_offset, pairs(tensors))
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -66,10 +66,10 @@ class TiledAttention(torch.autograd.Function):
     """`forward`, with a backward that makes each tile again instead of keeping L² numbers."""
 
     @staticmethod
-    @torch.autocast("cpu", enabled=False)
     def forward(ctx: Any, problem: Problem, *tensors: torch.Tensor | None) -> torch.Tensor:
         problem = problem.bind(tensors)
-        output = forward(problem)
+        with torch.autocast("cpu", enabled=False):
+            output = forward(problem)
         ctx.problem = problem.unbound()
         ctx.save_for_backward(output, *tensors)
         return output

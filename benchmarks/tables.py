@@ -128,6 +128,17 @@ def decode() -> str:
     return markdown(head, lines) + "\n\n" + provenance(list(found.values()))
 
 
+def models() -> str:
+    """Whole models, ragged inference."""
+    rows = read(RESULTS / "model.csv")
+    columns = [
+        (f"{model}, {length}×{batch_size}", chosen(rows, **dict(zip(names, (model, length, batch_size), strict=True))))
+        for names in [("model", "length", "batch_size")]
+        for model, length, batch_size in dict.fromkeys(tuple(row[name] for name in names) for row in rows)
+    ]
+    return by_variant(columns, speedup)
+
+
 def explore() -> str:
     """What was tried, beside what was kept."""
     rows = read(RESULTS / "explore.csv")
@@ -139,7 +150,7 @@ def explore() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    made.__name__: made for made in (speed, milliseconds, dropout, bfloat16, memory, decode, explore)
+    made.__name__: made for made in (speed, milliseconds, dropout, bfloat16, memory, models, decode, explore)
 }
 
 

@@ -49,6 +49,7 @@ class SynthesizerConfig:
         object.__setattr__(self, "variant", "+".join(parts))
         if self.factors is not None:
             object.__setattr__(self, "factors", _factor_pair(self.factors))
+        _require(isinstance(self.options, Mapping), "options", self.options, "a dict")
         object.__setattr__(self, "options", dict(self.options))
         _require(
             self.max_length is None or _positive(self.max_length), "max_length", self.max_length, "a positive int"
@@ -95,7 +96,9 @@ class SynthesizerConfig:
         from .synthesizers.registry import variant_options
 
         names = {f.name for f in dataclasses.fields(cls)}
-        options = dict(kwargs.pop("options", {}))
+        options = kwargs.pop("options", {})
+        _require(isinstance(options, Mapping), "options", options, "a dict")
+        options = dict(options)
         for key in [key for key in kwargs if key not in names]:
             allowed = variant_options(variant)
             if key not in allowed:
@@ -116,8 +119,8 @@ class SynthesizerConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SynthesizerConfig:
         """The inverse of `to_dict`; an unknown key raises."""
-        if "variant" not in data:
-            raise InvalidConfigError(f"A synthesizer configuration needs a 'variant'; found only {sorted(data)}.")
+        if not isinstance(data, Mapping) or "variant" not in data:
+            raise InvalidConfigError(f"A synthesizer configuration is a dict with a 'variant'; found {data!r}.")
         return cls.create(**data)
 
 

@@ -188,7 +188,11 @@ def _is_pure(synthesizer: Synthesizer) -> bool:
 
 
 def _versions(synthesizer: Synthesizer) -> dict[int, int]:
-    return {id(tensor): tensor._version for tensor in synthesizer.state_dict(keep_vars=True).values()}
+    # A tensor made in inference mode has no version; nothing tells whether it was written to.
+    return {
+        id(tensor): 0 if tensor.is_inference() else tensor._version
+        for tensor in synthesizer.state_dict(keep_vars=True).values()
+    }
 
 
 def _compress(

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
-from .errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedError
+from .errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedError, UnsupportedModelError
 from .families import Family, family_of
 from .families.mixin import SynthesizerMixin
 from .plan import Layers, Plan, Spec, find_slots, make_plan, plan_from_json, plan_to_json
@@ -57,6 +57,11 @@ def patch_model(
     A failed patch leaves the model as it was.
     """
     family = family_of(model)
+    if type(model) in family.inner_models:
+        raise UnsupportedModelError(
+            f"A {type(model).__name__} is one stack of a larger model, whose checkpoint would not know of the patch. Patch "
+            f"the whole model and name the stack: patch_model(model, …, layers={{'encoder': True}})."
+        )
     if any(isinstance(module, SynthesizerMixin) for module in model.modules()):
         raise AlreadyPatchedError(
             f"This {type(model).__name__} is patched already. To patch several layers differently, say so in one call, "

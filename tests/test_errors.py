@@ -101,6 +101,11 @@ def test_unsupported_models() -> None:
         patch_model(nn.DataParallel(build("BertModel")), "random")
 
 
+def test_one_stack_of_a_model_is_not_patched_alone() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"one stack of a larger model.*layers=\{'encoder': True\}"):
+        patch_model(build("T5Model").encoder, "random")
+
+
 def test_a_users_own_head_is_sent_to_its_base_model() -> None:
     class OwnHead(BertPreTrainedModel):
         def __init__(self, config: BertConfig):
@@ -152,6 +157,7 @@ def test_a_bad_pair_of_factors() -> None:
         ({"init": "handmade"}, "init must be 'default' or 'handcrafted'"),
         ({"init": "handcrafted"}, "init='handcrafted' has no meaning"),
         ({"share_heads": "yes"}, "share_heads must be True or False"),
+        ({"options": [1]}, r"options must be a dict, not \[1\]"),
     ],
 )
 def test_a_bad_option(options, message: str) -> None:
@@ -162,6 +168,8 @@ def test_a_bad_option(options, message: str) -> None:
 def test_an_unknown_key_in_a_saved_configuration() -> None:
     with pytest.raises(InvalidConfigError, match="Unknown option 'tempo'"):
         SynthesizerConfig.from_dict({"variant": "random", "tempo": 3})
+    with pytest.raises(InvalidConfigError, match="is a dict with a 'variant'; found None"):
+        SynthesizerConfig.from_dict(None)  # type: ignore[arg-type]
     with pytest.raises(CheckpointMismatchError, match="Unknown option 'tempo'"):
         plan_from_json({"format_version": 1, "configs": [{"variant": "random", "tempo": 3}], "layers": {}})
 

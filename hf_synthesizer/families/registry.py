@@ -32,6 +32,8 @@ class Family:
         models: stock model class → synthesized model class, for each head and the bare model.
         stack_of: from the module's dotted name and the module, the name of the stack that a self-attention layer
             belongs to ("encoder", "decoder"), or None for cross-attention, which stays as it is.
+        inner_models: stock classes that are but parts of the others, with a config of their own: patched alone, the model
+            around them would save a stock config.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Family:
     config_class: type[PreTrainedConfig]
     models: dict[type[PreTrainedModel], type[PreTrainedModel]]
     stack_of: Callable[[str, Any], str | None]
+    inner_models: tuple[type[PreTrainedModel], ...] = ()
 
     @property
     def stock_config(self) -> type[PreTrainedConfig]:

@@ -104,5 +104,6 @@ T5 = register_family(
             __name__, stock_models(modeling_t5, modeling_t5.T5PreTrainedModel), SynthesizerT5Config
         ),
         stack_of=_stack_of,
+        inner_models=(modeling_t5.T5Stack,),
     )
 )

@@ -248,3 +248,21 @@ def test_products(shape: tuple[int, int, int], transposed: bool) -> None:
     torch.testing.assert_close(gemm.product(a, strided), a @ strided, rtol=1e-4, atol=1e-4)
     batch = torch.randn(1, rows, inner)
     torch.testing.assert_close(gemm.product(batch, b[None]), batch @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["random", "random+salience", "dense", "factorized_dense", "random+dot_product"])
+def test_functional_transforms(variant: str) -> None:
+    """torch.func takes gradients without our own backward."""
+    layer, x = SynthesizerAttention(8, 2, variant=variant, max_length=6), torch.randn(2, 5, 8)
+    keep = torch.ones(2, 5, dtype=torch.long)
+    keep[1, 3:] = 0
+
+    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        call = torch.func.functional_call(layer, parameters, (x, keep), {"need_weights": False})
+        return call[0].pow(2).sum()
+
+    parameters = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+    grads = torch.func.grad(loss)(parameters)
+    layer(x, keep, need_weights=False)[0].pow(2).sum().backward()
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,7 @@ import torch
 from ..logits import Logits
 from ..masks import AttentionMask
 from . import reference, sdpa, static, tiled
-from .terms import Terms
+from .terms import Terms, traced
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +52,11 @@ def attend(
     mask = AttentionMask() if mask is None else mask
     if need_weights:
         return reference.attend(logits, value, mask, dropout)
-    if not torch.compiler.is_compiling():
+    if not traced():
         mask = mask.simplified()
     terms = Terms.of(logits, mask)
     route = choose_route(terms, value, mask, dropout)
-    if not torch.compiler.is_compiling():
+    if not traced():
         logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), route)
     if route == "reference":
         return reference.attend(logits, value, mask, dropout)[0], None

@@ -17,7 +17,7 @@ import torch
 
 from ..masks import AttentionMask
 from .gemm import product
-from .terms import Terms, Weighted
+from .terms import Terms, Weighted, traced
 
 # exp(−60) / L is far above the smallest normal float32: no denominator can underflow.
 MAX_RANGE = 60.0
@@ -40,7 +40,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if mask.keep is None and terms.key_bias is None:
         return True
-    return not torch.compiler.is_compiling() and _range(terms, mask) <= MAX_RANGE
+    return not traced() and _range(terms, mask) <= MAX_RANGE
 
 
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
@@ -57,7 +57,7 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     tensors = [tensor for pair in terms.static for tensor in pair]
     if terms.weights is not None:
         made = known_product(terms.weights.weights, columns)
-    elif torch.compiler.is_compiling() or value.device.type != "cpu":
+    elif traced() or value.device.type != "cpu":
         made = whole_weights(terms.static, causal_offset, key_length).to(columns.dtype) @ columns
     elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (columns, *tensors)):
         made = SoftmaxProduct.apply(columns, causal_offset, *tensors)
@@ -118,7 +118,7 @@ def known_product(weights: torch.Tensor | tuple[torch.Tensor, torch.Tensor], col
     """`weights @ columns` a head, for weights (H, Lq, Lk) or their two factors."""
     if isinstance(weights, tuple):
         return known_product(weights[0], known_product(weights[1], columns))
-    if torch.is_grad_enabled() and columns.requires_grad or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() and columns.requires_grad or traced():
         return weights.to(columns.dtype) @ columns
     return torch.stack([product(w.to(columns.dtype), c) for w, c in zip(weights, columns, strict=True)])
 

@@ -9,6 +9,15 @@ import torch
 from ..logits import Explicit, KeyBias, Logits, LowRank, Static, StaticWeights, Sum, Tiled
 from ..masks import AttentionMask
 
+
+def traced() -> bool:
+    """Whether operations are recorded or transformed (torch.compile, torch.export, torch.func) and not just run.
+
+    Then no tensor may be read, and no backward of our own be used.
+    """
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 Weighted = tuple[torch.Tensor | None, torch.Tensor]
 
 

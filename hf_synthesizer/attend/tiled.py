@@ -14,7 +14,7 @@ import torch
 from ..masks import AttentionMask
 from .blocks import Block, Problem
 from .gemm import product
-from .terms import Terms
+from .terms import Terms, traced
 
 SHORT = 256  # keys; below, the kernel's one call costs less than our many
 
@@ -24,7 +24,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 
     That kernel wins for low-rank forms of short sequences; a graph compiler is given plain operations to work on.
     """
-    if torch.compiler.is_compiling() or value.device.type != "cpu" or isinstance(mask.causal_offset, torch.Tensor):
+    if traced() or value.device.type != "cpu" or isinstance(mask.causal_offset, torch.Tensor):
         return False
     if mask.causal_offset is not None and mask.causal_offset < 0:
         return False

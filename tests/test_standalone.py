@@ -122,6 +122,13 @@ def test_count_flops() -> None:
     assert count_flops(dense, torch.randn(1, N, D)) == projections + product + 2 * N * D * D + 2 * N * D * N
 
 
+@pytest.mark.parametrize("length", [16, 300])
+@pytest.mark.parametrize("variant", ["random", "dense"])
+def test_count_flops_sees_the_fast_routes_too(variant: str, length: int) -> None:
+    layer, x = SynthesizerAttention(D, H, variant=variant, max_length=length), torch.randn(1, length, D)
+    assert count_flops(layer, x, need_weights=False) == count_flops(layer, x)
+
+
 def test_configs_are_values() -> None:
     config = SynthesizerConfig(" random + dot_product ", mixing="sum")
     assert config.variant == "random+dot_product" and config.parts == ("random", "dot_product")

@@ -28,19 +28,25 @@ def synthesized_layers(model: nn.Module) -> Iterator[tuple[str, SynthesizerMixin
     return ((name, module) for name, module in model.named_modules() if isinstance(module, SynthesizerMixin))
 
 
-def add_guards(model: nn.Module, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A state dict with one more tensor a patched layer, which stops a stock model from loading it.
+def guards(model: nn.Module, state_dict: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
+    """What stops a stock model from loading a patched one's state dict: one more tensor a patched layer.
 
     A stock class does not mind what is missing: it would give its query and key projections random weights, and a
     warning. What it never accepts is a shape that does not fit. So the stock name of the query projection's weight
     stands for a tensor of shape (1,), which no projection has.
+
+    Args:
+        model: with patched layers.
+        state_dict: the model's, alone or as a part.
+        prefix: of the model's tensors in it.
     """
-    guards = {}
+    found = {}
     for name, layer in synthesized_layers(model):
-        value = state_dict.get(f"{name}.{layer.value_projection}.weight")
-        if value is not None:
-            guards[f"{name}.{layer.guard}"] = torch.zeros(1, dtype=value.dtype)
-    return {**state_dict, **guards}
+        layer_prefix = f"{prefix}{name}." if name else prefix
+        value = state_dict.get(f"{layer_prefix}{layer.value_projection}.weight")
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+            found[layer_prefix + layer.guard] = torch.zeros(1, dtype=value.dtype)
+    return found
 
 
 def require_plain_tensors(model: PreTrainedModel, state_dict: dict[str, Any]) -> None:

@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForSequenceClassification, BertModel, T5EncoderModel
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    BertPreTrainedModel,
+    T5EncoderModel,
+)
 
 from hf_synthesizer import CheckpointMismatchError, patch_model
 from hf_synthesizer.families.bert import SynthesizerBertModel
@@ -183,6 +191,38 @@ def test_a_stock_class_stops(tmp_path: Path, variant: str, stock: Any, head: str
     tensors = load_file(tmp_path / "model.safetensors")
     with pytest.raises(RuntimeError, match="size mismatch for encoder"):
         build(head).load_state_dict(tensors, strict=False)
+
+
+class ReviewModel(BertPreTrainedModel):
+    """What people write around a base model."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.stars = torch.nn.Linear(config.hidden_size, 5)
+        self.post_init()
+
+
+@pytest.mark.parametrize("whole", [BertForSequenceClassification, ReviewModel])
+def test_a_head_that_is_not_patched_with_its_base_saves_guards_too(tmp_path: Path, whole: Any) -> None:
+    model = whole(build("BertModel").config)
+    patch_model(model.bert, "dense")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="mismatch|size"):
+        whole.from_pretrained(tmp_path)
+    again = whole(build("BertModel").config)
+    patch_model(again.bert, "dense")
+    again.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert_same_weights(again, model)
+    assert_same_weights(AutoModel.from_pretrained(tmp_path), model.bert)
+    if whole is BertForSequenceClassification:
+        assert_same_weights(AutoModelForSequenceClassification.from_pretrained(tmp_path), model)
+
+
+def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    tensors, others = one.state_dict(), other.state_dict()
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(tensors[name], others[name]) for name in tensors)
 
 
 def test_a_stock_checkpoint_in_a_patched_class(tmp_path: Path) -> None:

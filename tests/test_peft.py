@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForSequenceClassification, LoraConfig, get_peft_model
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 from hf_synthesizer import CheckpointMismatchError, NotPatchedError, patch_model
@@ -105,11 +105,26 @@ def test_the_auto_class_of_peft(tmp_path: Path) -> None:
 def test_arguments_of_lora() -> None:
     model = patch_model(build(BERT), "dense")
     config = lora_config_for(model, r=3, target_modules=["value"], modules_to_save=["pooler"], task_type=None)
-    assert isinstance(config, LoraConfig) and config.r == 3 and set(config.target_modules) == {"value"}
+    assert isinstance(config, LoraConfig) and config.r == 3
+    assert set(config.target_modules) == {"value", "bert.encoder.layer.0.attention.self.query"}
     assert "pooler" in config.modules_to_save and "bert.encoder.layer.0.attention.self.synthesizer" in (
         config.modules_to_save
     )
     assert config.task_type is None and lora_config_for(model).task_type == "SEQ_CLS"
+
+
+@pytest.mark.parametrize("head", [BERT, T5])
+@pytest.mark.parametrize("variant", ["dense", "dot_product", {1: "random"}], ids=str)
+def test_peft_itself_refuses_a_stock_base(tmp_path: Path, variant: Any, head: str) -> None:
+    model = patch_model(build(head), variant)
+    model.save_pretrained(tmp_path / "base")
+    peft_model = get_peft_model(model, lora_config_for(model, r=2))
+    train(peft_model, head)
+    peft_model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    assert torch.equal(run(loaded, head), run(peft_model, head))
+    with pytest.raises(ValueError, match="`r` should be a positive integer"):
+        PeftModel.from_pretrained(build(head), tmp_path / "adapter")
 
 
 def test_a_stock_base_is_refused(tmp_path: Path) -> None:

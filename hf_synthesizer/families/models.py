@@ -66,6 +66,22 @@ class SynthesizerModelMixin:
         align(model)
         return (model, info) if wants_info else model
 
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """As torch's own; with guards where it is a part of something foreign, such as a head that is not patched.
+
+        So what that saves cannot be mistaken either. A model by itself gets its guards from `save_pretrained`.
+        """
+        from ..checkpoint import guards
+
+        state_dict = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)  # type: ignore[misc]
+        added = guards(self, state_dict, prefix)  # type: ignore[arg-type]
+        if prefix:
+            state_dict.update(added)
+        else:
+            for name in added:  # by the parts of this model
+                state_dict.pop(name, None)
+        return state_dict
+
     def save_pretrained(
         self,
         save_directory: Any,
@@ -75,14 +91,14 @@ class SynthesizerModelMixin:
     ) -> None:
         """As Transformers' own; with guards against stock classes, the shim for `trust_remote_code`, and a card."""
         from ..auto import auto_map
-        from ..checkpoint import add_guards, pushing, require_plain_tensors
+        from ..checkpoint import guards, pushing, require_plain_tensors
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
-        state_dict = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
+        state_dict = self.state_dict() if state_dict is None else state_dict
         require_plain_tensors(self, state_dict)  # type: ignore[arg-type]
-        state_dict = add_guards(self, state_dict)  # type: ignore[arg-type]
+        state_dict = {**state_dict, **guards(self, state_dict)}  # type: ignore[arg-type]
         repo_id = kwargs.get("repo_id", Path(save_directory).name) if kwargs.get("push_to_hub") else None
         with auto_map(self), pushing(self, repo_id) if repo_id else nullcontext():  # type: ignore[arg-type]
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]

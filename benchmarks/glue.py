@@ -14,8 +14,10 @@ Seconds are the process's processor time, so that several processes, one core ea
 other's figures. Attention dropout is off, and stock trains with eager attention: in bf16 on a CPU it is faster than SDPA's
 backward. Speeds of inference are SDPA's.
 
-With transfer, the pretrained model teaches each variant once, on unlabelled text (`conversion`); all tasks and seeds
-start from that. Its state is kept under --work_dir, and goes on where it was interrupted.
+With transfer, the stock model that was fine-tuned on the task (same seed, the better rate) is the teacher. The student is
+a patched copy of it, and is taught on the task's training rows without their labels, for as many epochs as it is then
+fine-tuned. So it inherits what the teacher learned from labels; a mixture with `dot_product`, which needs no teaching,
+shows what stock would gain from being fine-tuned twice. Teachers are kept under --work_dir.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ import itertools
 import json
 import os
 import platform
-import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -80,8 +82,8 @@ TRAIN_ROWS = {"sst2": 10_000}
 EPOCHS = {"cola": 3, "sst2": 2, "mrpc": 4, "stsb": 3, "rte": 4}
 LEARNING_RATES = (5e-5, 1e-4)
 BATCH_SIZE = 32
-TRANSFER_STEPS = (400, 2000)
-LINES_OF_TEXT = 8000
+FIRST_STAGE = 0.2
+"""How many steps of stage 1 of the transfer go with one of stage 2."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,6 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--glue_dir", default=os.environ.get("GLUE_DIR"), help="TASK/train.jsonl and so on")
-    parser.add_argument("--text", help="a plain text file to transfer on, beside the tasks' own sentences")
     parser.add_argument("--model", help="a name on the Hub or a folder (default: MiniLM-L6 from its package)")
     parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as mrpc-dense-transfer-seed0")
     parser.add_argument("--tasks", nargs="*", choices=TASKS, help="these tasks alone")
@@ -126,8 +127,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--transfer", choices=("yes", "no"), help="only with transfer, or only fresh logits and stock")
     parser.add_argument("--best", nargs="*", default=["random+dot_product", HYBRID, "dense+salience"])
     parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
-    parser.add_argument("--work_dir", default="outputs/benchmark", help="where conversions are kept")
-    parser.add_argument("--convert", action="store_true", help="only make the conversions, no fine-tuning")
+    parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers and the hybrid are kept")
     parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
     return parser.parse_args(argv)
 
@@ -146,10 +146,6 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.list:
         return
     bench = Bench(arguments)
-    if arguments.convert:
-        for variant in dict.fromkeys(run.variant for run in missing if run.transfer):
-            bench.convert(variant)
-        return
     RESULTS.mkdir(parents=True, exist_ok=True)
     for number, run in enumerate(missing, 1):
         print(f"\n[{number}/{len(missing)}] {run.name}", flush=True)
@@ -172,7 +168,7 @@ def wanted(run: Run, arguments: argparse.Namespace) -> bool:
 
 
 class Bench:
-    """The pretrained model, the tasks' data and the conversions, each loaded or made once."""
+    """The pretrained model, the tasks' data and the teachers, each loaded or made once."""
 
     def __init__(self, arguments: argparse.Namespace):
         self.arguments = arguments
@@ -195,20 +191,6 @@ class Bench:
             }
         return self.data[name]
 
-    def text(self) -> Rows:
-        """What the transfer sees: the sentences of the tasks' training rows, and lines of a text where one is named."""
-        rows = [row for name in TASKS for row in unlabelled(self.rows(name)["train"])]
-        if self.arguments.text:
-            lines = [line.strip() for line in Path(self.arguments.text).read_text(encoding="utf-8").splitlines()]
-            lines = [line for line in lines if len(line) > 80]
-            random.Random(0).shuffle(lines)
-            encoded = self.tokenizer(lines[:LINES_OF_TEXT], truncation=True, max_length=MAX_LENGTH)
-            rows += [
-                {name: values[number] for name, values in encoded.items()}
-                for number in range(len(encoded["input_ids"]))
-            ]
-        return rows
-
     def pretrained(self, task: Task) -> PreTrainedModel:
         """The stock model with a fresh head for the task; seeded by the caller."""
         model = load_model(self.model_arguments, task)
@@ -226,7 +208,8 @@ class Bench:
         if not path.exists():
             set_seed(0)
             teacher = self.pretrained(get_task("mrpc"))
-            batches = GroupedBatches(self.text(), BATCH_SIZE, self.collate)
+            sentences = [row for name in TASKS for row in unlabelled(self.rows(name)["train"])]
+            batches = GroupedBatches(sentences, BATCH_SIZE, self.collate)
             suggestion = suggest_layers(
                 teacher, batches, HYBRID_VARIANT, 0.5, autocast=torch.bfloat16, max_length=MAX_LENGTH
             )
@@ -235,63 +218,101 @@ class Bench:
             path.write_text(json.dumps(suggestion))
         return {int(layer): name for layer, name in json.loads(path.read_text()).items()}
 
-    def convert(self, variant: str) -> tuple[dict[str, torch.Tensor], float]:
-        """The transferred weights of the patched base model, and how long the transfer took."""
-        folder = Path(self.arguments.work_dir) / variant
-        path = folder / "converted.pt"
+    def teacher(self, run: Run) -> PreTrainedModel:
+        """Stock, fine-tuned on the run's task with the run's seed, at the rate that its own run found to be the better."""
+        stock = Run(run.task, "stock", False, run.seed)
+        path = self.teacher_path(stock)
+        model = self.start(stock)
         if not path.exists():
-            print(f"converting to {variant}", flush=True)
-            set_seed(0)
-            teacher = self.pretrained(get_task("mrpc"))
-            model = patch_model(copy.deepcopy(teacher), self.spec(variant), max_length=MAX_LENGTH)
-            report = transfer_attention(
-                model,
-                teacher,
-                GroupedBatches(self.text(), BATCH_SIZE, self.collate),
-                steps=TRANSFER_STEPS,
-                autocast=torch.bfloat16,
-                checkpoint_dir=folder,
-            )
-            print(report, flush=True)
-            torch.save({"weights": model.base_model.state_dict(), "report": report.to_dict()}, path)
-            (folder / "transfer.pt").unlink()
-        saved = torch.load(path, weights_only=True)
-        return saved["weights"], saved["report"]["seconds"]
+            rates = [json.loads(stock.path.read_text())["learning_rate"]] if stock.path.exists() else LEARNING_RATES
+            self.keep_teacher(stock, self.best(stock, model, rates)[1])
+        model.load_state_dict(torch.load(path, weights_only=True))
+        return model
 
-    def measure(self, run: Run) -> dict[str, Any]:
-        """Fine-tune at each learning rate, and keep the better one."""
-        task, rows = get_task(run.task), self.rows(run.task)
-        transferred, transfer_seconds = self.convert(run.variant) if run.transfer else (None, 0.0)
-        found = []
-        for rate in LEARNING_RATES:
+    def teacher_path(self, stock: Run) -> Path:
+        return Path(self.arguments.work_dir) / "teachers" / f"{stock.task}-seed{stock.seed}.pt"
+
+    def keep_teacher(self, stock: Run, model: PreTrainedModel) -> None:
+        path = self.teacher_path(stock)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        torch.save(model.state_dict(), temporary)
+        temporary.replace(path)
+
+    def start(self, run: Run) -> PreTrainedModel:
+        """Pretrained weights, with a fresh head and fresh logits; stock with the attention that trains fastest."""
+        set_seed(run.seed)
+        model = self.pretrained(get_task(run.task))
+        if run.variant == "stock":
+            model.set_attn_implementation("eager")
+            return model
+        return patch_model(model, self.spec(run.variant), max_length=MAX_LENGTH)
+
+    def convert(self, run: Run) -> tuple[PreTrainedModel, dict[str, Any]]:
+        """The patched and taught copy of the teacher, and how it came to be."""
+        teacher = self.teacher(run)
+        rows = self.rows(run.task)
+        batches = GroupedBatches(unlabelled(rows["train"]), BATCH_SIZE, self.collate, seed=run.seed)
+        steps = EPOCHS[run.task] * len(batches)
+        set_seed(run.seed)
+        model = copy.deepcopy(teacher)
+        model.set_attn_implementation("sdpa")
+        patch_model(model, self.spec(run.variant), max_length=MAX_LENGTH)
+        started = time.process_time()
+        report = transfer_attention(
+            model, teacher, batches, steps=(int(FIRST_STAGE * steps), steps), autocast=torch.bfloat16
+        )
+        seconds = time.process_time() - started
+        print(report, flush=True)
+        return model, {
+            "teacher": f"stock, fine-tuned on {run.task}",
+            "transfer_steps": report.steps,
+            "transfer_seconds": seconds,
+            "transfer_error": report.error_after,
+            "score_before_finetuning": self.score(model, run)[0],
+        }
+
+    def score(self, model: PreTrainedModel, run: Run) -> tuple[float, dict[str, float]]:
+        return score(model, get_task(run.task), self.rows(run.task)["validation"], self.collate)
+
+    def best(
+        self, run: Run, start: PreTrainedModel, rates: Iterable[float]
+    ) -> tuple[list[dict[str, Any]], PreTrainedModel]:
+        """What fine-tuning at each rate came to, and the model of the best."""
+        found: list[dict[str, Any]] = []
+        models = []
+        for rate in rates:
+            model = copy.deepcopy(start)
             set_seed(run.seed)
-            model = self.pretrained(task)
-            if run.variant == "stock":
-                model.set_attn_implementation("eager")
-            else:
-                patch_model(model, self.spec(run.variant), max_length=MAX_LENGTH)
-            if transferred is not None:
-                model.base_model.load_state_dict(transferred)
-            set_seed(run.seed)
-            batches = GroupedBatches(rows["train"], BATCH_SIZE, self.collate, seed=run.seed)
+            batches = GroupedBatches(self.rows(run.task)["train"], BATCH_SIZE, self.collate, seed=run.seed)
             started = time.process_time()
             finetune(model, batches, epochs=EPOCHS[run.task], learning_rate=rate, description=f"rate {rate:g}")
             seconds = time.process_time() - started
-            value, metrics = score(model, task, rows["validation"], self.collate)
+            value, metrics = self.score(model, run)
             found.append({"learning_rate": rate, "score": value, "metrics": metrics, "train_seconds": seconds})
-        best = max(found, key=lambda one: one["score"])
+            models.append(model)
+        return found, models[max(range(len(found)), key=lambda number: found[number]["score"])]
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        """Fine-tune at each learning rate, and keep the better one."""
+        rows = self.rows(run.task)
+        no_transfer = dict.fromkeys(("teacher", "transfer_steps", "transfer_error", "score_before_finetuning"))
+        start, transfer = self.convert(run) if run.transfer else (self.start(run), no_transfer)
+        found, model = self.best(run, start, LEARNING_RATES)
+        if run.variant == "stock":
+            self.keep_teacher(run, model)
         model.set_attn_implementation("sdpa")
         return {
             **asdict(run),
-            **best,
+            **max(found, key=lambda one: one["score"]),
             "tried": found,
             "hybrid": self.spec(run.variant) if run.variant == HYBRID else None,
             "model": Path(self.model).parent.name if self.arguments.model is None else self.model,
             "train_rows": len(rows["train"]),
             "epochs": EPOCHS[run.task],
             "parameters": count_parameters(model),
-            "transfer_seconds": transfer_seconds,
-            "transfer_steps": list(TRANSFER_STEPS) if run.transfer else None,
+            "transfer_seconds": 0.0,
+            **transfer,
             "examples_per_second": examples_per_second(
                 model, rows["validation"], self.collate, clock=time.process_time
             ),

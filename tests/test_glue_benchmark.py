@@ -84,7 +84,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(bench, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(bench, "MAX_LENGTH", 16)
-    monkeypatch.setattr(bench, "TRANSFER_STEPS", (2, 2))
     monkeypatch.setattr(bench, "EPOCHS", dict.fromkeys(bench.TASKS, 1))
     return [
         f"--glue_dir={tmp_path / 'glue'}",

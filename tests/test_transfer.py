@@ -21,6 +21,7 @@ from hf_synthesizer import (
 )
 from hf_synthesizer.errors import CheckpointMismatchError
 from hf_synthesizer.transfer.average import MeanWeights, best_factors
+from hf_synthesizer.transfer.distill import logits_loss
 from tests.models import MAX_LENGTH, VARIANTS, batch, build, first_output, mask
 
 HEADS = {"bert": "BertForSequenceClassification", "t5": "T5ForConditionalGeneration"}
@@ -187,6 +188,28 @@ def test_the_teacher_and_all_modes_are_left_as_they_were() -> None:
     trainable = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert trainable == {"bert.embeddings.word_embeddings.weight"}
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_error_of_the_logits_is_relative_to_their_variance_over_the_batch() -> None:
+    student, teacher = torch.randn(5, 2), torch.randn(5, 2)
+    mean = [teacher[:, label].mean() for label in range(2)]
+    off = sum((student[b, label] - teacher[b, label]) ** 2 for b in range(5) for label in range(2))
+    spread = sum((teacher[b, label] - mean[label]) ** 2 for b in range(5) for label in range(2))
+    torch.testing.assert_close(logits_loss(student, teacher), off / spread)
+    assert logits_loss(student, torch.randn(5, 3)) is None  # heads for different labels
+    assert logits_loss(torch.randn(5, 4, 9), torch.randn(5, 4, 9)) is None  # a row a token
+    assert logits_loss(student, None) is None  # no head
+
+
+def test_a_head_learns_what_its_teacher_says() -> None:
+    teacher, batches = sharp(HEADS["bert"]), loader(HEADS["bert"])
+    errors = []
+    for weight in (0.0, 4.0):
+        model = student_of(teacher, "dense")
+        transfer_attention(model, teacher, batches, steps=(0, 30), logits_weight=weight, progress=False)
+        with torch.no_grad():
+            errors.append(sum(logits_loss(model(**b).logits, teacher(**b).logits).item() for b in batches))
+    assert errors[1] < 0.5 * errors[0]
 
 
 def test_a_bare_teacher_can_teach_a_model_with_a_head() -> None:

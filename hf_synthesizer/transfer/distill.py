@@ -34,9 +34,12 @@ def weight_losses(
         yield pair, divergence(call, synthesized_weights(pair.student, call))
 
 
-def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
-    """Stage 2: for each layer's output on the student's own hidden states, `|student − teacher|² / variance(teacher)`,
-    over tokens; for a head that classifies, its logits too.
+def output_losses(
+    model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """Stage 2: for each layer's output on the student's own hidden states, `|student − teacher|² / variance(teacher)`
+    over tokens; and the same over the sequences for the logits (B, labels) of a head that classifies, None where the
+    two have no such head in common.
     """
     with torch.no_grad():
         wanted = teacher(**on_device(batch, teacher), output_hidden_states=True)
@@ -46,7 +49,14 @@ def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch
         for student, target in zip(found.get(name) or (), wanted.get(name) or (), strict=True):
             if student.requires_grad or not torch.is_grad_enabled():
                 losses.append(relative_error(student, target.to(student.device), keep))
-    return losses
+    return losses, logits_loss(found.get("logits"), wanted.get("logits"))
+
+
+def logits_loss(student: torch.Tensor | None, target: torch.Tensor | None) -> torch.Tensor | None:
+    """`relative_error` of logits (B, labels) over the sequences; None for logits a token, and where one has none."""
+    if student is None or target is None or student.shape != target.shape or student.dim() != 2:
+        return None
+    return relative_error(student[None], target[None].to(student.device), None)
 
 
 def relative_error(student: torch.Tensor, target: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from .errors import InvalidConfigError, did_you_mean
@@ -55,6 +56,9 @@ class SynthesizerConfig:
             self.max_length is None or _positive(self.max_length), "max_length", self.max_length, "a positive int"
         )
         _require(_positive(self.rank), "rank", self.rank, "a positive int")
+        for name in ("max_length", "rank"):  # what NumPy counts has to be written as JSON, too
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, int(getattr(self, name)))
         _require(isinstance(self.share_heads, bool), "share_heads", self.share_heads, "True or False")
         _require(self.mixing in MIXINGS, "mixing", self.mixing, " or ".join(map(repr, MIXINGS)))
         _require(self.init in INITS, "init", self.init, " or ".join(map(repr, INITS)))
@@ -125,13 +129,13 @@ class SynthesizerConfig:
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
 
 
 def _factor_pair(value: Any) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, (tuple, list)) else ()
     _require(len(pair) == 2 and all(map(_positive, pair)), "factors", value, "a pair (a, b) of positive ints")
-    return pair[0], pair[1]
+    return int(pair[0]), int(pair[1])
 
 
 def _require(holds: bool, name: str, value: Any, allowed: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -99,8 +100,8 @@ def _hybrid(slots: list[Slot], spec: Mapping[Any, Variant]) -> dict[str, Variant
     stacks = {slot.stack for slot in slots}
     known = {slot.label for slot in slots} | stacks
     for key in spec:
-        if isinstance(key, int) and not isinstance(key, bool):
-            _require_index(slots, key)
+        if isinstance(key, Integral) and not isinstance(key, bool):
+            _require_index(slots, int(key))
         elif key not in known:
             raise NoMatchingLayerError(
                 f"No layer {key!r} in this model. A key is an index, a stack ({', '.join(sorted(stacks))}) or "
@@ -148,16 +149,16 @@ def _select(slots: list[Slot], layers: Layers) -> list[Slot]:
 
 
 def _indices(layers: Any) -> set[int]:
-    items = [layers] if isinstance(layers, int) else layers
+    items = [layers] if isinstance(layers, Integral) else layers
     if isinstance(items, str) or not isinstance(items, Iterable):
         items = [items]
     indices = list(items)
     for index in indices:
-        if not isinstance(index, int) or isinstance(index, bool):
+        if not isinstance(index, Integral) or isinstance(index, bool):
             raise NoMatchingLayerError(
                 f"layers= takes indices, a slice, a function (name, module) -> bool, or a dict of stacks; not {index!r}."
             )
-    return set(indices)
+    return {int(index) for index in indices}
 
 
 def _depth(slots: list[Slot], stack: str) -> int:

@@ -24,8 +24,8 @@ def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tenso
 
 
 def exporting() -> bool:
-    """Whether torch.export is tracing; where torch is too old to tell, whether anything is."""
-    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
+    """Whether torch.export or torch.jit is tracing; where torch is too old to tell, whether anything is."""
+    return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 
 class Positions:

@@ -56,6 +56,16 @@ def test_an_exported_program_can_be_saved_and_refuses_longer_sequences(tmp_path:
         logits(loaded, inputs(2, MAX_LENGTH + 1))
 
 
+def test_torch_jit_trace(variant: str) -> None:
+    model = patch_model(build(HEAD), variant)
+    model.config.return_dict = False
+    first, second = (tuple(inputs(rows, length).values()) for rows, length in ((3, 8), (2, 5)))
+    traced = torch.jit.trace(model, first, strict=False)
+    with torch.no_grad():
+        for given in (first, second):
+            torch.testing.assert_close(traced(*given)[0], model(*given)[0], rtol=1e-4, atol=1e-5)
+
+
 def onnx_matches_torch(variant: str, path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="the extra hf_synthesizer[export] brings onnxruntime")
     pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript, in hf_synthesizer[export]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.bert.modeling_bert import BertSelfAttention
@@ -117,12 +118,13 @@ def test_deepcopy_and_pickle(variant: str, head: str) -> None:
         ([0], ["encoder.layer.0"]),
         ([0, -1], ["encoder.layer.0", "encoder.layer.3"]),
         (slice(1, None, 2), ["encoder.layer.1", "encoder.layer.3"]),
+        (np.array([1, 3]), ["encoder.layer.1", "encoder.layer.3"]),
         (range(2), ["encoder.layer.0", "encoder.layer.1"]),
         (2, ["encoder.layer.2"]),
         (lambda name, module: ".3." in name, ["encoder.layer.3"]),
         ({"encoder": [1]}, ["encoder.layer.1"]),
     ],
-    ids=["list", "negative", "slice", "range", "int", "predicate", "dict"],
+    ids=["list", "negative", "slice", "array", "range", "int", "predicate", "dict"],
 )
 def test_layer_selection(layers, expected: list[str]) -> None:
     model = patch_model(build("BertModel", num_hidden_layers=4), "random", layers=layers)

@@ -11,11 +11,11 @@ from ..masks import AttentionMask
 
 
 def traced() -> bool:
-    """Whether operations are recorded or transformed (torch.compile, torch.export, torch.func) and not just run.
+    """Whether operations are recorded or transformed (torch.compile, export, jit, func) and not just run.
 
     Then no tensor may be read, and no backward of our own be used.
     """
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 Weighted = tuple[torch.Tensor | None, torch.Tensor]

@@ -6,9 +6,16 @@ tensor; every fast route of `attend` must equal `softmax(materialize() + mask) @
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from .errors import UnsupportedModelError
+from .masks import AttentionMask
 from .positions import span
+
+if TYPE_CHECKING:
+    from .choices import Choice
 
 
 class Logits:
@@ -23,14 +30,19 @@ class Logits:
 
 
 class Static(Logits):
-    """Logits that are the same for every row of the batch. `logits`: (H, Lq, Lk)."""
+    """Logits that are the same for every row of the batch.
 
-    def __init__(self, logits: torch.Tensor):
-        self.logits = logits
-        self.query_length = logits.shape[-2]
+    `table`: (H, Lq, Lk); or a thin factor (H, Lq, k), with `keys` (H, Lk, k) for the other: `table · keysᵀ`.
+    """
+
+    def __init__(self, table: torch.Tensor, keys: torch.Tensor | None = None):
+        self.table = table
+        self.keys = keys
+        self.query_length = table.shape[-2]
 
     def materialize(self) -> torch.Tensor:
-        return self.logits.unsqueeze(0)  # (1, H, Lq, Lk)
+        logits = self.table if self.keys is None else self.table @ self.keys.transpose(-1, -2)
+        return logits.unsqueeze(0)  # (1, H, Lq, Lk)
 
 
 class StaticWeights(Logits):
@@ -78,9 +90,75 @@ class LowRank(Logits):
         self.key_bias = key_bias
         self.query_length = query.shape[-2]
 
+    def scaled(self, weight: torch.Tensor) -> LowRank:
+        """`weight` (H,) times these logits."""
+        bias = None if self.key_bias is None else self.key_bias * weight.to(self.key_bias.dtype)[:, None]
+        return LowRank(self.query * weight.to(self.query.dtype)[:, None, None], self.key, bias)
+
     def materialize(self) -> torch.Tensor:
         logits = self.query @ self.key.transpose(-1, -2)  # (B, H, Lq, Lk)
         return logits if self.key_bias is None else logits + self.key_bias.unsqueeze(-2)
+
+
+class Sparse(Logits):
+    """`scaling · query · keyᵀ` for the keys that a query chooses, and −∞ for all others.
+
+    `query`: (B, H, Lq, r), `key`: (B, H, Lk, r). `choice` says which keys a query chooses. Padding must not be among them,
+    so the choice waits until the mask is known: `under(mask)` makes it. Query i stands on the slot `start + i` of the
+    keys. `causal` says that the layer is a decoder's, whether or not a mask says so too.
+    """
+
+    def __init__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        scaling: float,
+        choice: Choice,
+        start: int | torch.Tensor = 0,
+        causal: bool = False,
+    ):
+        self.query = query
+        self.key = key
+        self.scaling = scaling
+        self.choice = choice
+        self.start = start
+        self.causal = causal
+        self.query_length = query.shape[-2]
+
+    def under(self, mask: AttentionMask) -> tuple[LowRank, AttentionMask]:
+        """Logits of all pairs, and a mask that keeps the chosen ones among those that `mask` keeps.
+
+        A query that stands on padding keeps none.
+
+        Raises:
+            UnsupportedModelError: for a causal mask, and a choice that has to see the whole sequence.
+        """
+        from .tokens import Tokens
+
+        causal = self.require_direction(mask)
+        tokens = Tokens.of(mask, self.query_length, self.key.shape[-2], self.start)
+        keep = self.choice.chosen(self.query, self.key, tokens, causal)
+        visible = mask.visible(self.query_length, self.key.shape[-2], keep.device)
+        if visible is not None:
+            keep = keep & visible
+        queries = tokens.queries(keep.device)
+        if queries is not None:
+            keep = keep & queries[:, None, :, None]
+        return LowRank(self.query * self.scaling, self.key), AttentionMask(keep, mask.bias)
+
+    def require_direction(self, mask: AttentionMask) -> bool:
+        """Whether queries see the past alone; raises when the choice cannot do with it."""
+        causal = self.causal or mask.causal_offset is not None
+        if causal and not self.choice.causal:
+            raise UnsupportedModelError(
+                "This attention chooses its keys over the whole sequence, which a causal layer does not know. Take "
+                "sparse_strided or sparse_fixed here, which choose by position, or a variant that chooses no keys."
+            )
+        return causal
+
+    def materialize(self) -> torch.Tensor:
+        logits, mask = self.under(AttentionMask())
+        return logits.materialize().masked_fill(~mask.keep, float("-inf"))  # type: ignore[operator]
 
 
 class Tiled(Logits):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from ..masks import AttentionMask
 from .gemm import product
-from .static import accumulate, pairs
-from .terms import Terms
+from .static import accumulate
+from .terms import Terms, static_terms
 
 ROWS = 512  # of a tile: fewer make its matrix products slow, more push it out of the cache (docs/performance.md)
 TILE = 1 << 18  # numbers in a tile of several short heads
@@ -34,8 +34,8 @@ class Problem:
     is seen: the padding behind it is cut off instead of masked; and `holes`, whether one before it is hidden.
 
     The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r), key (1 or B, H, Lk, r), key_bias (1 or B, H or 1, 1, Lk), then
-    an inner and an outer for each tiled term, an explicit (1 or B, 1 or H, 1 or Lq, Lk) each, and weight and table for
-    each static term.
+    an inner and an outer for each tiled term, an explicit (1 or B, 1 or H, 1 or Lq, Lk) each, and weight, table and keys
+    of each static term.
     """
 
     query_length: int
@@ -49,6 +49,7 @@ class Problem:
     ends: tuple[int, ...] | None = None
     holes: tuple[bool, ...] | None = None
     tensors: Sequence[torch.Tensor | None] = ()
+    latest: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -61,13 +62,12 @@ class Problem:
             query, key = terms.low_rank[0][0].to(value.dtype), terms.low_rank[0][1].to(value.dtype)
         elif terms.low_rank:
             query, key = terms.joined_low_rank(value)
-        tensors = [value.contiguous()]
-        tensors += [None if t is None else t.contiguous() for t in (query, key, terms.key_bias)]  # type: ignore[misc]
+        tensors: list[torch.Tensor | None] = [value, query, key, terms.key_bias]
         for inner, outer, _ in terms.tiled:
-            tensors += [inner.contiguous(), outer.contiguous()]
+            tensors += [inner, outer]
         tensors += terms.explicit
-        for weight, table in terms.static:
-            tensors += [weight, table]  # type: ignore[list-item]
+        for term in terms.static:
+            tensors += term
         seed = int(torch.randint(1 << 62, ())) if dropout else 0
         ends, holes = _ends(mask.keep, len(value))
         problem = cls(
@@ -82,13 +82,13 @@ class Problem:
             ends=ends,
             holes=holes,
         )
-        return problem, tensors  # type: ignore[return-value]
+        return problem, tensors
 
     def bind(self, tensors: Sequence[torch.Tensor | None]) -> Problem:
-        return replace(self, tensors=tensors)
+        return replace(self, tensors=tensors, latest={})
 
     def unbound(self) -> Problem:
-        return replace(self, tensors=())
+        return replace(self, tensors=(), latest={})
 
     @property
     def value(self) -> torch.Tensor:
@@ -125,14 +125,27 @@ class Problem:
                         seen = min(seen, stop + self.causal_offset)
                     yield Block(row, slice(head, min(head + together, heads)), slice(start, stop), seen)
 
+    def part(self, number: int, block: Block) -> torch.Tensor:
+        """What a tensor (B, H, L, r) has for a block's row and heads, (g, L, r), as one piece of memory.
+
+        The tensors lie as projections leave them, heads innermost but one. All tiles of a head come one after the other,
+        so that a copy of one head at a time is enough.
+        """
+        tensor = cast(torch.Tensor, self.tensors[number])
+        row = block.row if len(tensor) > 1 else 0
+        place = (row, block.heads.start)
+        if number not in self.latest or self.latest[number][0] != place:
+            self.latest[number] = place, tensor[row, block.heads].contiguous()
+        return self.latest[number][1]
+
     def weights(self, block: Block) -> torch.Tensor:
         """softmax(logits + mask) of one tile, in the values' dtype: (g, rows, seen). A query that sees nothing has zeros."""
         scores = self.logits(block)
         hidden = self.hidden(block, scores.device)
         if hidden is None:
-            return torch.softmax(scores, -1).to(self.value.dtype)
+            return torch.softmax(scores, -1, out=scores).to(self.value.dtype)
         scores = scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        return torch.softmax(scores, -1).masked_fill_(hidden, 0.0).to(self.value.dtype)
+        return torch.softmax(scores, -1, out=scores).masked_fill_(hidden, 0.0).to(self.value.dtype)
 
     def hidden(self, block: Block, device: torch.device) -> torch.Tensor | None:
         """What the queries of a tile do not see, as a bool tensor that broadcasts to (g, rows, seen); None: nothing."""
@@ -147,20 +160,24 @@ class Problem:
 
     def logits(self, block: Block) -> torch.Tensor:
         """One tile of logits, in fresh memory: (g, rows, seen)."""
-        query, key, key_bias = self.tensors[1:4]
+        query, _, key_bias = self.tensors[1:4]
         total: torch.Tensor | None = None
-        if query is not None and key is not None:
-            own = key[block.row if len(key) > 1 else 0, block.heads, : block.seen]
-            total = product(query[block.row, block.heads, block.queries], own.transpose(-1, -2))
+        if query is not None:
+            total = product(
+                self.part(1, block)[:, block.queries], self.part(2, block)[:, : block.seen].transpose(-1, -2)
+            )
         for number in range(4, self.first_explicit, 2):
             inner, outer = self.factors(number, block)
             tile = (outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2)[..., : block.seen]
             total = tile if total is None else total.add_(tile)
-        for weight, table in pairs(self.tensors[self.first_static :]):
-            tile = table[block.heads if len(table) > 1 else slice(0, 1), block.queries, : block.seen]
-            if weight is not None:
-                tile = tile * weight[block.heads, None, None].to(tile.dtype)
-            total = self._add(total, tile, block, fresh=weight is not None)
+        for term in static_terms(self.tensors[self.first_static :]):
+            tile = term.tile(block.heads, block.queries, block.seen)
+            if term.weight is None:
+                total = self._add(total, tile, block, fresh=term.keys is not None)
+            elif total is None:
+                total = tile * term.weight[block.heads, None, None].to(tile.dtype)
+            else:
+                total = total.addcmul_(tile, term.weight[block.heads, None, None].to(tile.dtype))
         for explicit in self.tensors[self.first_explicit : self.first_static]:
             total = self._add(total, _part(explicit, block), block)  # type: ignore[arg-type]
         if key_bias is not None:
@@ -170,16 +187,15 @@ class Problem:
     def _add(self, total: torch.Tensor | None, tile: torch.Tensor, block: Block, fresh: bool = False) -> torch.Tensor:
         if total is not None:
             return total.add_(tile)
-        if fresh:
-            return tile
         shape = (block.heads.stop - block.heads.start, block.queries.stop - block.queries.start, block.seen)
-        return tile.expand(shape).contiguous() if tile.shape != shape else tile.clone()
+        if tile.shape != shape:
+            return tile.expand(shape).contiguous()
+        return tile if fresh else tile.clone()
 
     def factors(self, number: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
         """Inner (g, rows, a) and as much of outer (g, rows, b) as the keys that are seen need."""
-        inner, outer = cast(Sequence[torch.Tensor], self.tensors[number : number + 2])
-        inner = inner[block.row, block.heads, block.queries]
-        return inner, outer[block.row, block.heads, block.queries, : -(-block.seen // inner.shape[-1])]
+        inner, outer = self.part(number, block), self.part(number + 1, block)
+        return inner[:, block.queries], outer[:, block.queries, : -(-block.seen // inner.shape[-1])]
 
     def dropout_mask(self, weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor | None:
         """0 where a weight is dropped, 1/(1 − p) elsewhere."""
@@ -196,15 +212,15 @@ class Problem:
 
     def accumulate(self, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
         """Add what a tile's gradient (g, rows, seen) contributes to each input."""
-        query, key, _ = self.tensors[1:4]
-        if query is not None and key is not None:
+        key = self.tensors[2]
+        if key is not None:
             own = block.row if len(key) > 1 else 0
             if grads[1] is not None:
                 grads[1][block.row, block.heads, block.queries] = product(
-                    logit_grad, key[own, block.heads, : block.seen]
+                    logit_grad, self.part(2, block)[:, : block.seen]
                 )
             if grads[2] is not None:
-                rows = query[block.row, block.heads, block.queries].transpose(-1, -2).contiguous()
+                rows = self.part(1, block)[:, block.queries].transpose(-1, -2).contiguous()
                 grads[2][own, block.heads, : block.seen] += product(rows, logit_grad).transpose(-1, -2)
         if grads[3] is not None:
             _add_reduced(grads[3], block, logit_grad)
@@ -213,7 +229,7 @@ class Problem:
         for number in range(self.first_explicit, self.first_static):
             if grads[number] is not None:
                 _add_reduced(grads[number], block, logit_grad)
-        static = pairs(self.tensors[self.first_static :])
+        static = static_terms(self.tensors[self.first_static :])
         if any(grad is not None for grad in grads[self.first_static :]):
             accumulate(grads[self.first_static :], static, logit_grad, block.heads, block.queries)
 

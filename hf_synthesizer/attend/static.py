@@ -17,7 +17,7 @@ import torch
 
 from ..masks import AttentionMask
 from .gemm import product
-from .terms import Terms, Weighted, traced
+from .terms import StaticTerm, Terms, static_terms, traced
 
 # exp(−60) / L is far above the smallest normal float32: no denominator can underflow.
 MAX_RANGE = 60.0
@@ -54,7 +54,7 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         value if factor is None else torch.cat((value * factor, factor.expand(batch, heads, -1, -1)), dim=-1)
     )  # (B, H, Lk, d_v + 1)
     columns = columns.permute(1, 2, 0, 3).reshape(heads, key_length, -1)  # (H, Lk, B·(d_v + 1))
-    tensors = [tensor for pair in terms.static for tensor in pair]
+    tensors = [tensor for term in terms.static for tensor in term]
     if terms.weights is not None:
         made = known_product(terms.weights.weights, columns)
     elif traced() or value.device.type != "cpu":
@@ -88,10 +88,7 @@ def _column_factor(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> to
 def _range(terms: Terms, mask: AttentionMask) -> float:
     """How far the logits of a row can lie apart, at most."""
     total = 0.0 if terms.weights is None else terms.weights.spread
-    for weight, table in terms.static:
-        low, high = torch.aminmax(table.detach())
-        scale = 1.0 if weight is None else float(weight.detach().abs().max())
-        total += float(high - low) * scale
+    total += sum(term.spread() for term in terms.static)
     if terms.key_bias is not None:
         bias = terms.key_bias.detach()
         if mask.keep is not None:
@@ -103,7 +100,7 @@ def _range(terms: Terms, mask: AttentionMask) -> float:
     return total
 
 
-def softmax_product(columns: torch.Tensor, causal_offset: int | None, static: list[Weighted]) -> torch.Tensor:
+def softmax_product(columns: torch.Tensor, causal_offset: int | None, static: list[StaticTerm]) -> torch.Tensor:
     """`softmax(Σ w·R) @ columns` a head: (H, Lk, c) → (H, Lq, c), a tile of rows at a time."""
     heads, key_length, width = columns.shape
     query_length = static[0][1].shape[-2]
@@ -123,10 +120,9 @@ def known_product(weights: torch.Tensor | tuple[torch.Tensor, torch.Tensor], col
     return torch.stack([product(w.to(columns.dtype), c) for w, c in zip(weights, columns, strict=True)])
 
 
-def whole_weights(static: list[Weighted], causal_offset: int | None, key_length: int) -> torch.Tensor:
+def whole_weights(static: list[StaticTerm], causal_offset: int | None, key_length: int) -> torch.Tensor:
     """All weights at once, (H, Lq, Lk), for devices and compilers that like large operations better than tiles."""
-    scaled = [table if weight is None else table * weight.to(table.dtype)[:, None, None] for weight, table in static]
-    total = torch.stack(scaled).sum(0) if len(scaled) > 1 else scaled[0]
+    total = sum((term.whole() for term in static[1:]), start=static[0].whole())
     if causal_offset is not None:
         rows = torch.arange(total.shape[-2], device=total.device)[:, None] + causal_offset
         total = total.masked_fill(torch.arange(key_length, device=total.device) > rows, float("-inf"))
@@ -145,7 +141,7 @@ def tiles(
 
 
 def tile_weights(
-    static: list[Weighted],
+    static: list[StaticTerm],
     head: int,
     start: int,
     stop: int,
@@ -155,17 +151,17 @@ def tile_weights(
 ) -> torch.Tensor:
     """softmax over the first `end` keys of rows `start … stop`: (rows, end). A row that sees no key has zeros."""
     total: torch.Tensor | None = None
-    for weight, table in static:
-        tile = table[head if len(table) > 1 else 0, start:stop, :end]
-        if weight is not None:
-            tile = tile * weight[head].to(tile.dtype)
+    for term in static:
+        tile = term.tile(slice(head, head + 1), slice(start, stop), end)[0]
+        if term.weight is not None:
+            tile = tile * term.weight[head].to(tile.dtype)
         total = tile if total is None else total + tile
     total = cast(torch.Tensor, total)
-    if causal_offset is None:
-        return torch.softmax(total, -1).to(dtype)
-    rows = torch.arange(start, stop, device=total.device)[:, None] + causal_offset
-    hidden = torch.arange(end, device=rows.device) > rows
-    return torch.softmax(total.masked_fill(hidden, float("-inf")), -1).to(dtype)
+    if causal_offset is not None:
+        rows = torch.arange(start, stop, device=total.device)[:, None] + causal_offset
+        total = total.masked_fill(torch.arange(end, device=rows.device) > rows, float("-inf"))
+    fresh = causal_offset is not None or len(static) > 1 or static[0].weight is not None or static[0].keys is not None
+    return (torch.softmax(total, -1, out=total) if fresh else torch.softmax(total, -1)).to(dtype)
 
 
 class SoftmaxProduct(torch.autograd.Function):
@@ -178,13 +174,13 @@ class SoftmaxProduct(torch.autograd.Function):
         ctx.save_for_backward(columns, *tensors)
         ctx.causal_offset = causal_offset
         with torch.autocast("cpu", enabled=False):
-            return softmax_product(columns, causal_offset, pairs(tensors))
+            return softmax_product(columns, causal_offset, static_terms(tensors))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         columns, *tensors = ctx.saved_tensors
-        static = pairs(tensors)
+        static = static_terms(tensors)
         gradient = gradient.contiguous()
         needed = ctx.needs_input_grad[2:]
         grads = [
@@ -204,25 +200,31 @@ class SoftmaxProduct(torch.autograd.Function):
         return column_grad, None, *grads
 
 
-def pairs(tensors: Sequence[torch.Tensor | None]) -> list[Weighted]:
-    """[w, R, w, R, …] → [(w, R), …]."""
-    return list(zip(tensors[::2], cast(Sequence[torch.Tensor], tensors[1::2]), strict=True))
-
-
 def accumulate(
     grads: Sequence[torch.Tensor | None],
-    static: list[Weighted],
+    static: list[StaticTerm],
     logit_grad: torch.Tensor,
     heads: slice,
     queries: slice,
 ) -> None:
-    """Add the gradient (g, rows, keys) of one tile of logits to those of the static tables and of their weights."""
+    """Add the gradient (g, rows, keys) of one tile of logits to those of the static terms."""
     seen = logit_grad.shape[-1]
-    for number, (weight, table) in enumerate(static):
-        weight_grad, table_grad = grads[2 * number], grads[2 * number + 1]
-        own = heads if len(table) > 1 else slice(0, 1)
+    for number, term in enumerate(static):
+        weight_grad, table_grad, keys_grad = grads[3 * number : 3 * number + 3]
+        own = term.own(heads)
         if weight_grad is not None:
-            weight_grad[heads] += (logit_grad * table[own, queries, :seen]).sum((-1, -2))
+            weight_grad[heads] += (logit_grad * term.tile(heads, queries, seen)).sum((-1, -2))
+        if table_grad is None and keys_grad is None:
+            continue
+        scaled = (
+            logit_grad if term.weight is None else logit_grad * term.weight[heads, None, None].to(logit_grad.dtype)
+        )
+        if len(term.table) == 1:
+            scaled = scaled.sum(0, keepdim=True)
+        if term.keys is None:
+            cast(torch.Tensor, table_grad)[own, queries, :seen] += scaled
+            continue
         if table_grad is not None:
-            scaled = logit_grad if weight is None else logit_grad * weight[heads, None, None].to(logit_grad.dtype)
-            table_grad[own, queries, :seen] += scaled if len(table) > 1 else scaled.sum(0, keepdim=True)
+            table_grad[own, queries] += scaled @ term.keys[own, :seen]
+        if keys_grad is not None:
+            keys_grad[own, :seen] += scaled.transpose(-1, -2) @ term.table[own, queries]

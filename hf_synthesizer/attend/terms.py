@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from ..logits import Explicit, KeyBias, Logits, LowRank, Static, StaticWeights, Sum, Tiled
 from ..masks import AttentionMask
+from .gemm import product
 
 
 def traced() -> bool:
@@ -18,7 +21,47 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
-Weighted = tuple[torch.Tensor | None, torch.Tensor]
+class StaticTerm(NamedTuple):
+    """`weight · table`, or `weight · table · keysᵀ`: the same for each row of the batch."""
+
+    weight: torch.Tensor | None
+    """(H,), or None for 1."""
+    table: torch.Tensor
+    """(H or 1, Lq, Lk), or where there are `keys` (H or 1, Lq, k)."""
+    keys: torch.Tensor | None = None
+    """(H or 1, Lk, k)."""
+
+    def own(self, heads: slice) -> slice:
+        """Where the table keeps these heads."""
+        return heads if len(self.table) > 1 else slice(0, 1)
+
+    def tile(self, heads: slice, queries: slice, seen: int) -> torch.Tensor:
+        """A part of it without its weight, (g or 1, rows, seen), with no derivative."""
+        rows = self.table[self.own(heads), queries]
+        if self.keys is None:
+            return rows[..., :seen]
+        return product(rows, self.keys[self.own(heads), :seen].transpose(-1, -2))
+
+    def whole(self) -> torch.Tensor:
+        """All of it, (H or 1, Lq, Lk)."""
+        table = self.table if self.keys is None else self.table @ self.keys.transpose(-1, -2)
+        return table if self.weight is None else table * self.weight.to(table.dtype)[:, None, None]
+
+    def spread(self) -> float:
+        """How far two of its numbers lie apart, at most."""
+        table = self.table.detach()
+        if self.keys is None:
+            low, high = torch.aminmax(table)
+            apart = float(high - low)
+        else:  # |a · b| ≤ |a| · |b|
+            longest = [factor.detach().float().norm(dim=-1).amax(-1) for factor in (table, self.keys)]
+            apart = 2 * float((longest[0] * longest[1]).max())
+        return apart if self.weight is None else apart * float(self.weight.detach().abs().max())
+
+
+def static_terms(tensors: Sequence[torch.Tensor | None]) -> list[StaticTerm]:
+    """[weight, table, keys, weight, table, keys, …] → terms."""
+    return [StaticTerm(*tensors[start : start + 3]) for start in range(0, len(tensors), 3)]  # type: ignore[arg-type]
 
 
 @dataclass
@@ -26,7 +69,7 @@ class Terms:
     """The logits are the sum of all of these; weights that cost nothing to fold are folded in.
 
     Attributes:
-        static: tables (H, Lq, Lk), each with a weight (H,) or None; they stay apart, because a product is as large.
+        static: they keep their weights, because a weighted table would be as large as the table.
         low_rank: pairs of queries (B, H, Lq, r) and keys (1 or B, H, Lk, r).
         tiled: triples of inner (B, H, Lq, a), outer (B, H, Lq, b) and key length.
         weights: static weights, where they are all that is static or meets queries with keys; else they are in `static`.
@@ -35,7 +78,7 @@ class Terms:
         query_length: Lq.
     """
 
-    static: list[Weighted] = field(default_factory=list)
+    static: list[StaticTerm] = field(default_factory=list)
     low_rank: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     tiled: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
     weights: StaticWeights | None = None
@@ -58,7 +101,7 @@ class Terms:
     def spell_out(self) -> None:
         """Turn known weights back into logits, for a route that needs these."""
         if self.weights is not None:
-            self.static.append((None, self.weights.materialize()[0]))
+            self.static.append(StaticTerm(None, self.weights.materialize()[0]))
             self.weights = None
 
     def add(self, weight: torch.Tensor | None, term: Logits) -> None:
@@ -69,13 +112,14 @@ class Terms:
             return tensor if weight is None else tensor * weight.to(tensor.dtype)[:, None, None]
 
         if isinstance(term, Static):
-            self.static.append((weight, term.logits))
+            self.static.append(StaticTerm(weight, term.table, term.keys))
         elif isinstance(term, StaticWeights) and weight is None and self.weights is None:
             self.weights = term
         elif isinstance(term, LowRank):
-            self.low_rank.append((scaled(term.query), term.key))
+            term = term if weight is None else term.scaled(weight)
+            self.low_rank.append((term.query, term.key))
             if term.key_bias is not None:
-                self.add_key_bias(scaled(term.key_bias.unsqueeze(-2)))
+                self.add_key_bias(term.key_bias.unsqueeze(-2))
         elif isinstance(term, Tiled):
             self.tiled.append((scaled(term.inner), term.outer, term.key_length))
         elif isinstance(term, KeyBias):
@@ -93,7 +137,7 @@ class Terms:
         if bias.shape[-2] == 1:
             self.add_key_bias(bias)
         elif bias.shape[0] == 1:
-            self.static.append((None, bias[0]))
+            self.static.append(StaticTerm(None, bias[0]))
         else:
             self.explicit.append(bias)
 
@@ -107,10 +151,8 @@ class Terms:
     def joined_bias(self) -> torch.Tensor | None:
         """Everything that is not low-rank, as one tensor that broadcasts to (B, H, Lq, Lk), or None."""
         total = self.key_bias
-        for weight, table in self.static:
-            total = _plus(
-                total, (table if weight is None else table * weight.to(table.dtype)[:, None, None]).unsqueeze(0)
-            )
+        for term in self.static:
+            total = _plus(total, term.whole().unsqueeze(0))
         for inner, outer, key_length in self.tiled:
             total = _plus(total, Tiled(inner, outer, key_length).materialize())
         for explicit in self.explicit:

@@ -30,7 +30,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if dropout or not terms.low_rank or terms.tiled or terms.explicit:
         return True
-    if any(table.requires_grad for _, table in terms.static) and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and any(t.requires_grad for term in terms.static for t in term if t is not None):
         return True  # the kernel has no gradient for its bias
     return value.dtype == torch.float32 and len(terms.low_rank) == 1 and value.shape[-2] >= SHORT
 
@@ -57,7 +57,7 @@ def forward(problem: Problem) -> torch.Tensor:
         kept = problem.dropout_mask(weights, generator)
         if kept is not None:
             weights = weights * kept
-        out = product(weights, value[block.row, block.heads, : block.seen])  # (g, rows, d_v)
+        out = product(weights, problem.part(0, block)[:, : block.seen])  # (g, rows, d_v)
         output[block.row, block.queries, block.heads] = out.transpose(0, 1)
     return output
 
@@ -88,7 +88,7 @@ class TiledAttention(torch.autograd.Function):
             kept = problem.dropout_mask(weights, generator)
             rows = gradient[block.row, block.queries, block.heads].transpose(0, 1).contiguous()  # (g, rows, d_v)
             _value_gradient(problem, block, weights if kept is None else weights * kept, rows, grads)
-            logit_grad = product(rows, problem.value[block.row, block.heads, : block.seen].transpose(-1, -2))
+            logit_grad = product(rows, problem.part(0, block)[:, : block.seen].transpose(-1, -2))
             if kept is not None:
                 logit_grad *= kept
             logit_grad -= delta[block.row, block.queries, block.heads].transpose(0, 1)

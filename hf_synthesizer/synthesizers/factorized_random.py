@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..logits import Explicit, Logits, Static
+from ..logits import Logits, LowRank, Static
 from ..positions import Positions
 from .base import Synthesizer
 from .registry import register_variant
@@ -37,6 +37,7 @@ class FactorizedRandomSynthesizer(Synthesizer):
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         query = positions.queries(self.query_factor)  # (H or 1, Lq, k), or (B, H or 1, Lq, k)
         key = positions.keys(self.key_factor)
-        logits = query @ key.transpose(-1, -2)
-        logits = logits.expand(*logits.shape[:-3], self.num_heads, -1, -1)
-        return Explicit(logits) if positions.per_row else Static(logits)
+        query, key = (factor.expand(*factor.shape[:-3], self.num_heads, -1, -1) for factor in (query, key))
+        if not positions.per_row:
+            return Static(query, key)
+        return LowRank(query.expand(len(hidden_states), -1, -1, -1), key)

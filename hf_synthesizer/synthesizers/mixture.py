@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..config import SynthesizerConfig
-from ..logits import Logits, Sum
+from ..logits import Logits, LowRank, Sum
 from ..positions import Positions
 from .base import Synthesizer
 from .registry import get_variant
@@ -112,5 +112,9 @@ class MixtureSynthesizer(Synthesizer):
                 states = key_states[..., start : start + part.key_width]
                 start += part.key_width
             if part in wanted:
-                terms.append((alpha.get(name), part.synthesize(hidden_states, states, positions)))
+                weight, logits = alpha.get(name), part.synthesize(hidden_states, states, positions)
+                if weight is not None and isinstance(logits, LowRank):
+                    logits = logits.scaled(weight)  # at once, so that one query is kept and not two
+                    weight = None
+                terms.append((weight, logits))
         return terms

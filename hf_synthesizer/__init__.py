@@ -16,8 +16,9 @@ from .patching import patch_model, unpatch_model
 from .report import patch_report
 from .synthesizers import (
     DenseSynthesizer, DotProductSynthesizer, FactorizedDenseSynthesizer, FactorizedRandomSynthesizer,
-    FixedRandomSynthesizer, MixtureSynthesizer, RandomSynthesizer, SalienceSynthesizer, Synthesizer, list_variants,
-    register_variant,
+    FixedRandomSynthesizer, MixtureSynthesizer, RandomSynthesizer, RoutingSynthesizer, SalienceSynthesizer,
+    SignALSHSynthesizer, SimpleALSHSynthesizer, SimpleLSHSynthesizer, SparseFixedSynthesizer, SparseStridedSynthesizer,
+    Synthesizer, XboxALSHSynthesizer, list_variants, register_variant,
 )
 from .transfer import suggest_layers, transfer_attention
 from .version import __version__
@@ -26,8 +27,10 @@ __all__ = [
     "AlreadyPatchedError", "CheckpointMismatchError", "DenseSynthesizer", "DotProductSynthesizer",
     "FactorizedDenseSynthesizer", "FactorizedRandomSynthesizer", "Family", "FixedRandomSynthesizer",
     "FusedModelError", "InvalidConfigError", "MixtureSynthesizer", "NoMatchingLayerError", "NotPatchedError",
-    "RandomSynthesizer", "SalienceSynthesizer", "SequenceTooLongError", "Synthesizer", "SynthesizerAttention",
-    "SynthesizerConfig", "SynthesizerError", "UnknownVariantError", "UnsupportedModelError", "__version__",
+    "RandomSynthesizer", "RoutingSynthesizer", "SalienceSynthesizer", "SequenceTooLongError", "SignALSHSynthesizer",
+    "SimpleALSHSynthesizer", "SimpleLSHSynthesizer", "SparseFixedSynthesizer", "SparseStridedSynthesizer",
+    "Synthesizer", "SynthesizerAttention", "SynthesizerConfig", "SynthesizerError", "UnknownVariantError",
+    "UnsupportedModelError", "XboxALSHSynthesizer", "__version__",
     "count_flops", "count_parameters", "from_pretrained_patched", "fuse_for_inference", "list_families",
     "list_variants", "patch_model", "patch_report", "register_family", "register_variant", "suggest_layers",
     "transfer_attention", "unfuse", "unpatch_model",

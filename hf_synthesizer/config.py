@@ -27,6 +27,10 @@ class SynthesizerConfig:
         rank: the rank k of `factorized_random`.
         factors: the pair (a, b) of `factorized_dense`, a·b ≥ N; None means the divisor pair of N nearest a square.
         init: `"default"` (near-uniform attention) or `"handcrafted"` (patterns in the first seven heads of `random`).
+        stride: the l of `sparse_strided` and `sparse_fixed`; None means √L of each sequence, in a decoder √N.
+        bucket_size: how many keys a query chooses in `lsh_simple` and the `alsh_` variants.
+        num_hashes: how many hashes they look them up with; more find better keys, and cost more.
+        qnf: whether `alsh_xbox` and `alsh_sign` normalise queries before hashing.
         options: what a registered variant declares beyond these.
 
     Raises:
@@ -41,6 +45,10 @@ class SynthesizerConfig:
     rank: int = 8
     factors: tuple[int, int] | None = None
     init: str = "default"
+    stride: int | None = None
+    bucket_size: int = 32
+    num_hashes: int = 4
+    qnf: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -56,9 +64,19 @@ class SynthesizerConfig:
             self.max_length is None or _positive(self.max_length), "max_length", self.max_length, "a positive int"
         )
         _require(_positive(self.rank), "rank", self.rank, "a positive int")
-        for name in ("max_length", "rank"):  # what NumPy counts has to be written as JSON, too
+        _require(self.stride is None or _positive(self.stride), "stride", self.stride, "a positive int")
+        _require(_positive(self.bucket_size), "bucket_size", self.bucket_size, "a positive int")
+        _require(_positive(self.num_hashes), "num_hashes", self.num_hashes, "a positive int")
+        for name in (
+            "max_length",
+            "rank",
+            "stride",
+            "bucket_size",
+            "num_hashes",
+        ):  # what NumPy counts has to be written as JSON, too
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, int(getattr(self, name)))
+        _require(isinstance(self.qnf, bool), "qnf", self.qnf, "True or False")
         _require(isinstance(self.share_heads, bool), "share_heads", self.share_heads, "True or False")
         _require(self.mixing in MIXINGS, "mixing", self.mixing, " or ".join(map(repr, MIXINGS)))
         _require(self.init in INITS, "init", self.init, " or ".join(map(repr, INITS)))

@@ -6,9 +6,9 @@ import logging
 
 import torch
 
-from ..logits import Logits
+from ..logits import Logits, Sparse
 from ..masks import AttentionMask
-from . import reference, sdpa, static, tiled
+from . import reference, sdpa, sparse, static, tiled
 from .terms import Terms, traced
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,15 @@ def attend(
     mask = AttentionMask() if mask is None else mask
     if need_weights:
         return reference.attend(logits, value, mask, dropout)
-    if not traced():
-        mask = mask.simplified()
+    simple = mask if traced() else mask.simplified()
+    if isinstance(logits, Sparse):
+        causal = logits.require_direction(mask)
+        if sparse.serves(logits, value, simple):
+            logger.debug("%s logits for values %s: route sparse", type(logits).__name__, tuple(value.shape))
+            return sparse.attend(logits, value, simple, causal, dropout), None
+        logits, mask = logits.under(mask)
+        simple = mask if traced() else mask.simplified()
+    mask = simple
     terms = Terms.of(logits, mask)
     route = choose_route(terms, value, mask, dropout)
     if not traced():

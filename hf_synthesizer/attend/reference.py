@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..logits import Logits
+from ..logits import Logits, Sparse
 from ..masks import AttentionMask
 
 
@@ -17,6 +17,8 @@ def attend(
     The softmax is taken in at least float32. A query that may look at nothing gets weights and output 0. As in
     Transformers, the weights are returned after dropout.
     """
+    if isinstance(logits, Sparse):
+        logits, mask = logits.under(mask)
     scores = logits.materialize()
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask.bias is not None:

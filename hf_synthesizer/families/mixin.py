@@ -111,6 +111,7 @@ class SynthesizerMixin(nn.Module):
         with torch.device(weight.device):
             synthesizer = build_synthesizer(config, hidden_size, num_heads, config.max_length or 0, head_dim=head_dim)
         synthesizer.to(weight.dtype)
+        synthesizer.set_causal(self.is_causal)
         synthesizer.load_stock(query=query, key=key, scaling=self.scaling)
         synthesizer.train(self.training)
         self.synthesizer = synthesizer

@@ -8,10 +8,13 @@ from .dense import DenseSynthesizer
 from .dot_product import DotProductSynthesizer
 from .factorized_dense import FactorizedDenseSynthesizer
 from .factorized_random import FactorizedRandomSynthesizer
+from .lsh import SignALSHSynthesizer, SimpleALSHSynthesizer, SimpleLSHSynthesizer, XboxALSHSynthesizer
 from .mixture import MixtureSynthesizer
 from .random import FixedRandomSynthesizer, RandomSynthesizer
 from .registry import get_variant, list_variants, register_variant
+from .routing import RoutingSynthesizer
 from .salience import SalienceSynthesizer
+from .sparse_patterns import SparseFixedSynthesizer, SparseStridedSynthesizer
 
 __all__ = [
     "DenseSynthesizer",
@@ -21,8 +24,15 @@ __all__ = [
     "FixedRandomSynthesizer",
     "MixtureSynthesizer",
     "RandomSynthesizer",
+    "RoutingSynthesizer",
     "SalienceSynthesizer",
+    "SignALSHSynthesizer",
+    "SimpleALSHSynthesizer",
+    "SimpleLSHSynthesizer",
+    "SparseFixedSynthesizer",
+    "SparseStridedSynthesizer",
     "Synthesizer",
+    "XboxALSHSynthesizer",
     "build_synthesizer",
     "list_variants",
     "register_variant",

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..config import SynthesizerConfig
+from ..errors import UnsupportedModelError
 from ..logits import Logits
 from ..positions import Positions
 
@@ -38,6 +39,12 @@ class Synthesizer(nn.Module):
     """Whether S does not depend on the input."""
     key_side: ClassVar[bool] = False
     """Whether S says what a key is worth to everybody; such a part joins a mixture with weight 1."""
+    chooses_keys: ClassVar[bool] = False
+    """Whether a query attends to some keys alone; such logits cannot be added to others in a mixture."""
+    whole_sequence: ClassVar[bool] = False
+    """Whether the logits of a query depend on tokens behind it, so that no decoder can have them."""
+    is_stock: ClassVar[bool] = False
+    """Whether S is what the stock layer computes, as it was pretrained."""
 
     def __init__(
         self,
@@ -118,4 +125,17 @@ class Synthesizer(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
-        """Take over what the stock layer's attention logits were made of. Only `dot_product` has a use for it."""
+        """Take over what the stock layer's attention logits were made of, as far as the variant has a use for it."""
+
+    def set_causal(self, causal: bool) -> None:
+        """Be told whether the layer is a decoder's.
+
+        Raises:
+            UnsupportedModelError: when it is, and the logits depend on the `whole_sequence`.
+        """
+        if causal and self.whole_sequence:
+            raise UnsupportedModelError(
+                f"The variant {self.variant!r} chooses its keys over the whole sequence, so that a decoder's query would "
+                f"know of tokens behind it. Patch an encoder with it (T5: layers={{'encoder': True}}), and give a "
+                f"decoder sparse_strided, sparse_fixed, or a variant that chooses no keys."
+            )

@@ -36,7 +36,7 @@ def register_variant(name: str) -> Callable[[Registered], Registered]:
 
 
 def list_variants() -> list[str]:
-    """The names of all registered variants. Any of them can be mixed: `"random+dot_product"`."""
+    """The names of all registered variants. All but those that choose keys can be mixed: `"random+dot_product"`."""
     return list(_VARIANTS)
 
 
@@ -55,7 +55,7 @@ def split_variant(variant: str) -> list[str]:
 
     Raises:
         UnknownVariantError: for an unknown or an empty part.
-        InvalidConfigError: for a part named twice.
+        InvalidConfigError: for a part named twice, or one that cannot be mixed.
     """
     if not isinstance(variant, str):
         raise UnknownVariantError(f"A variant is a string such as 'dense' or 'random+dot_product', not {variant!r}.")
@@ -64,6 +64,12 @@ def split_variant(variant: str) -> list[str]:
         get_variant(part)
     if len(set(parts)) != len(parts):
         raise InvalidConfigError(f"The mixture {variant!r} names a part twice; name each part once.")
+    choosing = [part for part in parts if get_variant(part).chooses_keys]
+    if choosing and len(parts) > 1:
+        raise InvalidConfigError(
+            f"{choosing[0]!r} chooses which keys a query attends to, and cannot be added to other logits in the mixture "
+            f"{variant!r}. Give it layers of its own: patch_model(model, {{0: {choosing[0]!r}, 1: 'random'}})."
+        )
     return parts
 
 

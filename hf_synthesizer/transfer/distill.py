@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..families.mixin import SynthesizerMixin
-from ..synthesizers import MixtureSynthesizer, Synthesizer
+from ..synthesizers import Synthesizer
 from .observe import Batch, Call, LayerPair, observe_calls, on_device, synthesized_weights
 
 
@@ -95,9 +95,7 @@ def _inherited(layer: SynthesizerMixin, module: nn.Module) -> bool:
     return any(
         module in part.modules()
         for part in layer.synthesizer.modules()
-        if isinstance(part, Synthesizer)
-        and not isinstance(part, MixtureSynthesizer)
-        and type(part).load_stock is not Synthesizer.load_stock
+        if isinstance(part, Synthesizer) and part.is_stock
     )
 
 

@@ -1,0 +1,86 @@
+"""Clusters, as dense problems that sorting makes: the tokens of a cluster side by side, clusters of like size together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from ..choices import Clusters
+
+if TYPE_CHECKING:
+    from .sparse import Rows
+
+SMALLEST = 16  # clusters up to this size are treated alike; above, all up to the next power of two
+
+
+def attend(choice: Clusters, rows: Rows) -> torch.Tensor:
+    """`routing`: each token attends to its own cluster. (b, H, n, d_v)."""
+    keep = None if rows.holes is None else rows.holes.unsqueeze(1)
+    labels = choice.labels(rows.key, keep)  # (b, H, n)
+    batch, heads, length, width = rows.value.shape
+    query, key, value = (x.reshape(-1, x.shape[-1]) for x in (rows.query, rows.key, rows.value))  # (b·H·n, …)
+    output = torch.zeros_like(value)
+    for members, held in groups(labels, keep):  # (c, size) each
+        mask = _mask(members, held, rows)
+        made = functional.scaled_dot_product_attention(
+            query[members].unsqueeze(1),
+            key[members].unsqueeze(1),
+            _as_wide(value[members], query.shape[-1]).unsqueeze(1),
+            attn_mask=mask.unsqueeze(1),
+            dropout_p=rows.dropout,
+            scale=rows.scaling,
+        )[:, 0, :, :width]
+        output = output.index_put((members[held],), made[held])
+    return output.view(batch, heads, length, width)
+
+
+def groups(labels: torch.Tensor, keep: torch.Tensor | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Clusters of like size, for labels (b, H, n) of the tokens in `keep` (b, 1, n).
+
+    For each size the members (c, size) of c clusters, as numbers among all b·H·n tokens, and whether a place is taken.
+    """
+    count = int(labels.max()) + 1
+    row = torch.arange(labels.shape[0] * labels.shape[1], device=labels.device).view(*labels.shape[:2], 1)
+    cluster = (row * count + labels).flatten()  # of all tokens, whatever row and head
+    tokens = torch.arange(len(cluster), device=labels.device)
+    if keep is not None:
+        tokens = tokens[keep.expand_as(labels).flatten()]
+    cluster, order = cluster[tokens].sort(stable=True)
+    tokens = tokens[order]
+    _, sizes = cluster.unique_consecutive(return_counts=True)
+    starts = sizes.cumsum(0) - sizes
+    found = []
+    size, smaller = SMALLEST, 0
+    while smaller < int(sizes.max()):
+        chosen = (sizes > smaller) & (sizes <= size)
+        if bool(chosen.any()):
+            places = torch.arange(min(size, int(sizes[chosen].max())), device=labels.device)
+            held = places < sizes[chosen].unsqueeze(-1)
+            found.append((tokens[(starts[chosen].unsqueeze(-1) + places).clamp(max=len(tokens) - 1)], held))
+        size, smaller = 2 * size, size
+    return found
+
+
+def _mask(members: torch.Tensor, held: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """What is added to the logits of clusters: (c, size, size)."""
+    allowed = held.unsqueeze(-2)
+    if rows.bias is None:
+        return allowed.expand(-1, held.shape[-1], -1)
+    batch, heads, length, _ = rows.value.shape
+    bias = rows.bias.to(rows.value.dtype)
+    head = members // length  # of all rows
+    row, head, slot = head // heads, head % heads, members % length
+    picked = bias[
+        (row if len(bias) > 1 else row * 0)[..., :, None],
+        (head if bias.shape[1] > 1 else head * 0)[..., :, None],
+        (slot if bias.shape[2] > 1 else slot * 0)[..., :, None],
+        slot[..., None, :],
+    ]
+    return picked.masked_fill(~allowed, float("-inf"))
+
+
+def _as_wide(value: torch.Tensor, width: int) -> torch.Tensor:
+    """With columns of zeros where queries are wider: the fused kernels want one width for all three."""
+    return functional.pad(value, (0, max(0, width - value.shape[-1])))

@@ -1,0 +1,171 @@
+"""Windows, strides and blocks, as dense problems that reshaping makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from ..choices.patterns import Pattern, near_heads
+
+if TYPE_CHECKING:
+    from .sparse import Rows
+
+BLOCK = 32  # queries of a window, at least: narrower ones cost more calls than they save products
+
+
+def attend_strided(choice: Pattern, rows: Rows) -> torch.Tensor:
+    """`sparse_strided`: a window for the first heads, every l-th key for the others."""
+    stride = choice.stride_of(rows.value.shape[-2], rows.causal)
+    near, far = _halves(rows)
+    return _joined([windows(near, stride), columns(far, stride)])
+
+
+def attend_fixed(choice: Pattern, rows: Rows) -> torch.Tensor:
+    """`sparse_fixed`: the own block for the first heads, the last column of every block for the others."""
+    stride = choice.stride_of(rows.value.shape[-2], rows.causal)
+    near, far = _halves(rows)
+    return _joined([blocks(near, stride), last_columns(far, stride)])
+
+
+class Heads:
+    """Some heads of some rows, with scaled queries: query, key (b, h, n, r), value (b, h, n, d_v)."""
+
+    def __init__(self, rows: Rows, heads: slice):
+        self.query = rows.query[:, heads]
+        self.key = rows.key[:, heads]
+        self.value = rows.value[:, heads]
+        self.bias = rows.bias
+        if self.bias is not None and self.bias.shape[1] > 1:
+            self.bias = self.bias[:, heads]
+        self.holes = rows.holes
+        self.scaling = rows.scaling
+        self.dropout = rows.dropout
+        self.causal = rows.causal
+        self.batch, self.heads, self.length, self.width = self.value.shape
+
+    def pairs(self, i: torch.Tensor, j: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        """What is added to the logits of the pairs (i, j): (1 or b, 1 or h, *P), −∞ where they do not meet.
+
+        A float tensor even without a bias: the kernel would make one of a bool tensor for each head anew.
+
+        `i` and `j` name slots, and broadcast with `allowed` to P; those beyond the row may be named, but not allowed.
+        """
+        last = self.length - 1
+        i, j = i.clamp(0, last), j.clamp(0, last)
+        if self.causal:
+            allowed = allowed & (j <= i)
+        allowed = allowed[None, None]
+        if self.holes is not None:
+            allowed = allowed & self.holes[:, j].unsqueeze(1)
+        if self.bias is None:
+            return torch.zeros(allowed.shape, dtype=self.query.dtype, device=j.device).masked_fill(
+                ~allowed, float("-inf")
+            )
+        bias = self.bias[..., 0, :][..., j] if self.bias.shape[-2] == 1 else self.bias[..., i, j]
+        return bias.to(self.query.dtype).masked_fill(~allowed, float("-inf"))
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Dense attention of the problems (b, h, p, …, …) that the heads fall into; `mask` as `pairs` makes it.
+
+        A query that meets nobody gets zeros.
+        """
+        problems = query.shape[2]
+        if mask is not None:
+            mask = mask.expand(self.batch, self.heads, -1, -1, -1).flatten(0, 1)
+        padding = query.shape[-1] - value.shape[-1]
+        if padding:  # the fused kernels want one width for all three
+            query, key = (functional.pad(x, (0, max(0, -padding))) for x in (query, key))
+            value = functional.pad(value, (0, max(0, padding)))
+        output = functional.scaled_dot_product_attention(
+            query.flatten(0, 1),
+            key.flatten(0, 1),
+            value.flatten(0, 1),
+            attn_mask=mask,
+            dropout_p=self.dropout,
+            scale=self.scaling,
+        )
+        return output.view(self.batch, self.heads, problems, -1, output.shape[-1])[..., : self.width]
+
+    def slots(self, count: int) -> torch.Tensor:
+        return torch.arange(count, device=self.value.device)
+
+    def without_holes(self, output: torch.Tensor) -> torch.Tensor:
+        """Zeros for the queries that stand on padding."""
+        return output if self.holes is None else output * self.holes[:, None, :, None]
+
+
+def windows(heads: Heads, stride: int) -> torch.Tensor:
+    """|i − j| ≤ l: blocks of queries, each with the keys from l before it to l behind it."""
+    if heads.heads == 0:
+        return heads.value
+    size = max(stride, BLOCK)
+    count = -(-heads.length // size)
+    behind = 0 if heads.causal else stride
+    reach = stride + size + behind  # keys of a block
+    start = size * heads.slots(count)[:, None, None]
+    i = start + heads.slots(size)[:, None]  # (p, size, 1)
+    j = start + heads.slots(reach) - stride  # (p, 1, reach)
+    allowed = ((i - j).abs() <= stride) & (j >= 0) & (j < heads.length)
+    more = size * count - heads.length
+    query = functional.pad(heads.query, (0, 0, 0, more)).unflatten(-2, (count, size))
+    key, value = (
+        functional.pad(x, (0, 0, stride, more + behind)).unfold(-2, reach, size).transpose(-1, -2)
+        for x in (heads.key, heads.value)
+    )  # (b, h, p, reach, …)
+    output = heads.attend(query, key, value, heads.pairs(i, j, allowed))
+    return heads.without_holes(output.flatten(2, 3)[:, :, : heads.length])
+
+
+def columns(heads: Heads, stride: int) -> torch.Tensor:
+    """(i − j) mod l = 0: the row as a table of l columns, each of which attends to itself."""
+    if heads.heads == 0:
+        return heads.value
+    count = -(-heads.length // stride)
+    query, key, value = (_table(x, count, stride).transpose(2, 3) for x in (heads.query, heads.key, heads.value))
+    slots = heads.slots(count * stride).view(count, stride).t()  # (l, count)
+    i, j = slots.unsqueeze(-1), slots.unsqueeze(-2)
+    output = heads.attend(query, key, value, heads.pairs(i, j, (j < heads.length) & (i == i)))
+    return heads.without_holes(output.transpose(2, 3).flatten(2, 3)[:, :, : heads.length])
+
+
+def blocks(heads: Heads, stride: int) -> torch.Tensor:
+    """i div l = j div l: the row as a table of l columns, each row of which attends to itself."""
+    if heads.heads == 0:
+        return heads.value
+    count = -(-heads.length // stride)
+    query, key, value = (_table(x, count, stride) for x in (heads.query, heads.key, heads.value))
+    slots = heads.slots(count * stride).view(count, stride)
+    i, j = slots.unsqueeze(-1), slots.unsqueeze(-2)
+    output = heads.attend(query, key, value, heads.pairs(i, j, (j < heads.length) & (i == i)))
+    return heads.without_holes(output.flatten(2, 3)[:, :, : heads.length])
+
+
+def last_columns(heads: Heads, stride: int) -> torch.Tensor:
+    """j mod l = l − 1: every l-th key, for all queries."""
+    if heads.heads == 0 or heads.length < stride:
+        return torch.zeros_like(heads.value)
+    key, value = (x[:, :, stride - 1 :: stride].unsqueeze(2) for x in (heads.key, heads.value))
+    i = heads.slots(heads.length)[None, :, None]
+    j = (heads.slots(key.shape[-2]) * stride + stride - 1)[None, None, :]
+    plain = heads.bias is None and heads.holes is None and not heads.causal
+    mask = None if plain else heads.pairs(i, j, (j >= 0) & (i >= 0))
+    output = heads.attend(heads.query.unsqueeze(2), key, value, mask)
+    return heads.without_holes(output.squeeze(2))
+
+
+def _table(x: torch.Tensor, count: int, stride: int) -> torch.Tensor:
+    """(b, h, n, r) as (b, h, count, l, r), with zeros behind."""
+    return functional.pad(x, (0, 0, 0, count * stride - x.shape[-2])).unflatten(-2, (count, stride))
+
+
+def _halves(rows: Rows) -> tuple[Heads, Heads]:
+    near = near_heads(rows.value.shape[1])
+    return Heads(rows, slice(0, near)), Heads(rows, slice(near, None))
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(parts, dim=1)

@@ -1,0 +1,162 @@
+"""The best keys by asymmetric hashing.
+
+To find the keys with the largest inner product `q · k` is no search for near neighbours, for which there are hashes: a long
+key beats a near one. Asymmetric transforms make it one. A key becomes P(k) and a query Q(q), so that P(k) is the nearer to
+Q(q), the larger `q · k`. With x̂ = x / ‖x‖ and M the largest norm of the row's keys:
+
+| variant | P(k) | Q(q) | from |
+|---|---|---|---|
+| `lsh_simple` | k/M, √(1 − ‖k/M‖²) | q̂, 0 | Neyshabur & Srebro 2015, Simple-LSH |
+| `alsh_simple` | k/M, √(1 − ‖k/M‖²), 0 | q/M, 0, √(1 − ‖q/M‖²) | the same, Simple-ALSH |
+| `alsh_xbox` | k, √(M² − ‖k‖²) | q, 0; with `qnf` M·q̂, 0 | Bachrach et al. 2014; Huang et al. 2018 |
+| `alsh_sign` | y, ½ − ‖y‖², ½ − ‖y‖⁴, with y = ¾·k/M | ¾·q/M, 0, 0; with `qnf` q̂, 0, 0 | Shrivastava & Li 2015 (m = 2, U = ¾) |
+
+A hash is a random frame of d' directions. Each direction a, and its opposite, has a bucket: the `bucket_size` keys with the
+largest a · P(k). A query goes into the bucket whose mean is nearest to Q(q). What all hashes together find for a query are
+its candidates; the `bucket_size` candidates with the largest `q · k` are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ..tokens import Tokens
+from .base import Choice
+
+Transformed = tuple[torch.Tensor, torch.Tensor]
+Transform = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Transformed]
+"""From queries (…, Lq, d), keys (…, Lk, d) and the norm's bound M (…, 1, 1) to Q and P (…, d')."""
+
+SCALE = 0.75  # U of Sign-ALSH
+
+
+def simple_lsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
+    """q̂, 0 and k/M, √(1 − ‖k/M‖²)."""
+    key = key / bound
+    return _append(_unit(query), 0.0), torch.cat((key, _complement(key)), dim=-1)
+
+
+def simple_alsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
+    """q/M, 0, √(1 − ‖q/M‖²) and k/M, √(1 − ‖k/M‖²), 0."""
+    query, key = query / bound, key / bound
+    return (
+        torch.cat((_append(query, 0.0), _complement(query)), dim=-1),
+        _append(torch.cat((key, _complement(key)), dim=-1), 0.0),
+    )
+
+
+def xbox(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
+    """q, 0 and k, √(M² − ‖k‖²)."""
+    return _append(query, 0.0), torch.cat((key, _complement(key / bound) * bound), dim=-1)
+
+
+def xbox_normalised(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
+    """M·q̂, 0 and k, √(M² − ‖k‖²)."""
+    return xbox(_unit(query) * bound, key, bound)
+
+
+def sign_alsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
+    """¾·q/M, 0, 0 and y, ½ − ‖y‖², ½ − ‖y‖⁴."""
+    key = key * (SCALE / bound)
+    square = key.square().sum(-1, keepdim=True)
+    return (
+        _append(_append(query * (SCALE / bound), 0.0), 0.0),
+        torch.cat((key, 0.5 - square, 0.5 - square.square()), dim=-1),
+    )
+
+
+def sign_alsh_normalised(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
+    """q̂, 0, 0 and y, ½ − ‖y‖², ½ − ‖y‖⁴."""
+    return sign_alsh(_unit(query) * (bound / SCALE), key, bound)
+
+
+class Found(NamedTuple):
+    """What the hashes found.
+
+    Attributes:
+        members: the keys of each bucket (…, T, 2·d', k), for T hashes; `Lk` stands for none.
+        bucket: the bucket of each query (…, T, Lq).
+    """
+
+    members: torch.Tensor
+    bucket: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Buckets(Choice):
+    """The rule; `directions` is (T, d', d')."""
+
+    transform: Transform
+    directions: torch.Tensor
+    bucket_size: int
+
+    @torch.no_grad()
+    def find(self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None = None) -> Found:
+        """Fill the buckets with keys (…, Lk, d), and look up the queries' (…, Lq, d). `keep` broadcasts to (…, Lk)."""
+        with torch.autocast(key.device.type, enabled=False):
+            query, key = _wide(query), _wide(key)
+            norms = key.norm(dim=-1)
+            if keep is not None:
+                norms = norms.masked_fill(~keep, 0.0)
+            bound = norms.amax(-1)[..., None, None].clamp(min=torch.finfo(norms.dtype).tiny ** 0.25)
+            asked, stored = self.transform(query, key, bound)
+            directions = self.directions.to(stored.dtype)
+            values = directions.flatten(0, 1) @ stored.transpose(-1, -2)  # (…, T·d', Lk)
+            values = values.unflatten(-2, directions.shape[:2])
+            values = torch.cat((values, -values), dim=-2)  # (…, T, 2·d', Lk)
+            if keep is not None:
+                values = values.masked_fill(~keep[..., None, None, :], float("-inf"))
+            best = values.topk(min(self.bucket_size, key.shape[-2]), dim=-1)
+            held = best.values > float("-inf")  # (…, T, 2·d', k)
+            means = _means(stored, best.indices, held)  # (…, T, 2·d', d')
+            # The larger, the smaller the distance: ‖Q − mean‖² = ‖Q‖² − 2 (Q · mean − ‖mean‖² / 2).
+            nearness = asked.unsqueeze(-3) @ means.transpose(-1, -2) - means.square().sum(-1).unsqueeze(-2) / 2
+            return Found(best.indices.masked_fill(~held, key.shape[-2]), nearness.argmax(-1))
+
+    def chosen(self, query: torch.Tensor, key: torch.Tensor, tokens: Tokens, causal: bool) -> torch.Tensor:
+        keep = None if tokens.keep is None else tokens.keep.unsqueeze(1)  # (B, 1, Lk)
+        members, bucket = self.find(query, key, keep)
+        size = members.shape[-1]
+        found = members.gather(-2, bucket.unsqueeze(-1).expand(*bucket.shape, size))  # (B, H, T, Lq, k)
+        found = found.transpose(-2, -3).flatten(-2)  # (B, H, Lq, T·k)
+        with torch.no_grad():
+            candidates = _marked(found, key.shape[-2])
+            with torch.autocast(key.device.type, enabled=False):
+                scores = (_wide(query) @ _wide(key).transpose(-1, -2)).masked_fill(~candidates, float("-inf"))
+            return candidates & _marked(scores.topk(size, dim=-1).indices, key.shape[-2])
+
+
+def _means(stored: torch.Tensor, members: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """The mean of each bucket's keys: (…, T, 2·d', d')."""
+    shape = members.shape
+    rows = members.flatten(-3).unsqueeze(-1).expand(*shape[:-3], -1, stored.shape[-1])
+    gathered = stored.gather(-2, rows).unflatten(-2, shape[-3:]) * held.unsqueeze(-1)
+    return gathered.sum(-2) / held.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _marked(indices: torch.Tensor, length: int) -> torch.Tensor:
+    """True at each index (…, n) of a row of `length`, and nowhere for the index `length`: (…, length)."""
+    marked = torch.zeros(*indices.shape[:-1], length + 1, dtype=torch.bool, device=indices.device)
+    return marked.scatter(-1, indices, True)[..., :length]
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return functional.normalize(x, dim=-1)
+
+
+def _complement(x: torch.Tensor) -> torch.Tensor:
+    """√(1 − ‖x‖²): (…, 1)."""
+    return (1 - x.square().sum(-1, keepdim=True)).clamp(min=0).sqrt()
+
+
+def _append(x: torch.Tensor, number: float) -> torch.Tensor:
+    return functional.pad(x, (0, 1), value=number)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

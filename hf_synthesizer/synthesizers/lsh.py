@@ -1,0 +1,83 @@
+"""Attention to the best keys by asymmetric hashing, with one transform of queries and keys a variant."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from ..choices import Buckets
+from ..choices.hashing import (
+    Transform,
+    sign_alsh,
+    sign_alsh_normalised,
+    simple_alsh,
+    simple_lsh,
+    xbox,
+    xbox_normalised,
+)
+from .registry import register_variant
+from .shared_projection import SharedProjectionSynthesizer
+
+
+class HashSynthesizer(SharedProjectionSynthesizer):
+    """Shared queries and keys; a query attends to the `bucket_size` best keys that `num_hashes` hashes find.
+
+    The hashes' directions are drawn once, with torch's generator, and saved.
+    """
+
+    options = frozenset({"bucket_size", "num_hashes"})
+    whole_sequence = True
+    transform: ClassVar[staticmethod]
+    extra_width: ClassVar[int] = 1
+    """How many numbers the transform adds."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        width = self.head_dim + self.extra_width
+        self.register_buffer("directions", torch.randn(self.config.num_hashes, width, width))  # (T, d', d')
+
+    def choice(self) -> Buckets:
+        return Buckets(type(self).transform, self.directions, self.config.bucket_size)  # type: ignore[arg-type]
+
+
+@register_variant("lsh_simple")
+class SimpleLSHSynthesizer(HashSynthesizer):
+    """Simple-LSH (Neyshabur & Srebro 2015)."""
+
+    formula = "x̃_i[h] · x̃_j[h] · scaling for the best j that Simple-LSH finds"
+    transform = staticmethod(simple_lsh)
+
+
+@register_variant("alsh_simple")
+class SimpleALSHSynthesizer(HashSynthesizer):
+    """Simple-ALSH (Neyshabur & Srebro 2015)."""
+
+    formula = "x̃_i[h] · x̃_j[h] · scaling for the best j that Simple-ALSH finds"
+    transform = staticmethod(simple_alsh)
+    extra_width = 2
+
+
+@register_variant("alsh_xbox")
+class XboxALSHSynthesizer(HashSynthesizer):
+    """XBOX (Bachrach et al. 2014); with `qnf`, queries are made as long as the longest key (Huang et al. 2018)."""
+
+    formula = "x̃_i[h] · x̃_j[h] · scaling for the best j that XBOX finds"
+    options = HashSynthesizer.options | {"qnf"}
+
+    def choice(self) -> Buckets:
+        transform = xbox_normalised if self.config.qnf else xbox
+        return Buckets(transform, self.directions, self.config.bucket_size)  # type: ignore[arg-type]
+
+
+@register_variant("alsh_sign")
+class SignALSHSynthesizer(HashSynthesizer):
+    """Sign-ALSH (Shrivastava & Li 2015) with m = 2 and U = 0.75; with `qnf`, queries are made as long as 1."""
+
+    formula = "x̃_i[h] · x̃_j[h] · scaling for the best j that Sign-ALSH finds"
+    options = HashSynthesizer.options | {"qnf"}
+    extra_width = 2
+
+    def choice(self) -> Buckets:
+        transform = sign_alsh_normalised if self.config.qnf else sign_alsh
+        return Buckets(transform, self.directions, self.config.bucket_size)  # type: ignore[arg-type]

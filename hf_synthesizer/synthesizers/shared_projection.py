@@ -1,0 +1,65 @@
+"""What the variants that choose their keys have in common: one projection makes queries and keys."""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from ..choices import Choice
+from ..logits import Logits, Sparse
+from ..positions import Positions
+from .base import Synthesizer
+
+
+class SharedProjectionSynthesizer(Synthesizer):
+    """`S[h, i, j] = x̃_i[h] · x̃_j[h] · scaling` with x̃ = W x for the keys j that i chooses.
+
+    W starts as the mean of the base model's query and key projections, and keeps its scaling.
+    """
+
+    formula: ClassVar[str] = "x̃_i[h] · x̃_j[h] · scaling, x̃ = W x"
+    parameter_formula = "d²"
+    chooses_keys = True
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.projection: nn.Module = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
+        self.scaling = self.head_dim**-0.5
+        self.causal = False
+
+    def choice(self) -> Choice:
+        """The rule by which keys are chosen."""
+        raise TypeError(f"{type(self).__name__} must define choice()")
+
+    @property
+    def key_width(self) -> int:
+        return self.head_dim
+
+    def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
+        self.projection, self.scaling = copy.deepcopy(query), scaling
+        with torch.no_grad():
+            for shared, other in zip(self.projection.parameters(), key.parameters(), strict=True):
+                shared.add_(other).div_(2)
+
+    def set_causal(self, causal: bool) -> None:
+        super().set_causal(causal)
+        self.causal = causal
+
+    def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.split_heads(self.projection(hidden_states))
+
+    def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
+        assert key_states is not None  # `project_keys` made them
+        length = positions.query_length
+        if positions.key_length == length:
+            query = key_states
+        elif isinstance(positions.start, int):
+            query = key_states.narrow(-2, positions.start, length)
+        else:
+            query = key_states.index_select(
+                -2, positions.start + torch.arange(length, device=key_states.device)
+            )  # a static cache is longer than what is in it
+        return Sparse(query, key_states, self.scaling, self.choice(), positions.start, self.causal)

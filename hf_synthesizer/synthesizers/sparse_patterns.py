@@ -1,0 +1,37 @@
+"""The Sparse Transformer's two patterns: a query attends to the keys of fixed positions."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import ClassVar
+
+from ..choices import FixedBlocks, Strides
+from ..choices.patterns import Pattern
+from .registry import register_variant
+from .shared_projection import SharedProjectionSynthesizer
+
+
+class PatternSynthesizer(SharedProjectionSynthesizer):
+    """Shared queries and keys under a pattern of stride l: `stride`, or √L rounded down, or in a decoder √N."""
+
+    options = frozenset({"stride"})
+    pattern: ClassVar[type[Pattern]]
+
+    def choice(self) -> Pattern:
+        return self.pattern(self.config.stride, max(1, isqrt(self.max_length)))
+
+
+@register_variant("sparse_strided")
+class SparseStridedSynthesizer(PatternSynthesizer):
+    """Half of the heads attend to |i − j| ≤ l, the others to (i − j) mod l = 0."""
+
+    formula = "x̃_i[h] · x̃_j[h] · scaling where abs(i − j) ≤ l, or in half of the heads (i − j) mod l = 0"
+    pattern = Strides
+
+
+@register_variant("sparse_fixed")
+class SparseFixedSynthesizer(PatternSynthesizer):
+    """Half of the heads attend to their own block of l, the others to the last column of every block."""
+
+    formula = "x̃_i[h] · x̃_j[h] · scaling where i div l = j div l, or in half of the heads j mod l = l − 1"
+    pattern = FixedBlocks

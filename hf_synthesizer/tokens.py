@@ -1,0 +1,61 @@
+"""Which slots of a batch hold tokens, and where in its row each of them stands.
+
+Attention that chooses its keys must know more than who may look at whom: padding must not be chosen, and must not move
+what is chosen. So a row is what lies between its first and its last token, its positions count from its first token, and
+its length is its own, whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .masks import AttentionMask
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens among `key_length` keys, and the slots of `query_length` queries among them.
+
+    `keep` (B or 1, Lk) is True where some query may look; None where all slots hold tokens. Query i stands on the slot
+    `start + i`.
+    """
+
+    query_length: int
+    key_length: int
+    start: int | torch.Tensor
+    keep: torch.Tensor | None
+
+    @classmethod
+    def of(cls, mask: AttentionMask, query_length: int, key_length: int, start: int | torch.Tensor) -> Tokens:
+        """From a mask: a key that no query may look at is padding."""
+        keep = None if mask.keep is None else mask.keep.any(2).any(1)
+        return cls(query_length, key_length, start, keep)
+
+    def first(self) -> torch.Tensor | int:
+        """The slot (B or 1, 1) of each row's first token, or 0."""
+        return 0 if self.keep is None else (self.keep.cumsum(-1) == 0).sum(-1, keepdim=True)
+
+    def lengths(self, device: torch.device) -> torch.Tensor:
+        """How many slots lie between a row's first and last token, both included: (B or 1, 1)."""
+        if self.keep is None:
+            return torch.full((1, 1), self.key_length, device=device)
+        behind = (self.keep.flip(-1).cumsum(-1) == 0).sum(-1, keepdim=True)
+        return (self.key_length - behind - self.first()).clamp(min=0)
+
+    def query_slots(self, device: torch.device) -> torch.Tensor:
+        """The slot (1, Lq) of each query."""
+        return (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
+
+    def positions(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where queries (B or 1, Lq) and keys (B or 1, Lk) stand, counted from the row's first token."""
+        first = self.first()
+        return self.query_slots(device) - first, torch.arange(self.key_length, device=device).unsqueeze(0) - first
+
+    def queries(self, device: torch.device) -> torch.Tensor | None:
+        """Which queries (B, Lq) stand on a token; None where all do."""
+        if self.keep is None:
+            return None
+        slots = self.query_slots(device).clamp(max=self.key_length - 1)
+        return self.keep.gather(-1, slots.expand(len(self.keep), -1))

@@ -136,7 +136,7 @@ class Sparse(Logits):
         from .tokens import Tokens
 
         causal = self.require_direction(mask)
-        tokens = Tokens.of(mask, self.query_length, self.key.shape[-2], self.start)
+        tokens = Tokens.of(mask, self.query_length, self.key.shape[-2], self.start, self.key.device)
         keep = self.choice.chosen(self.query, self.key, tokens, causal)
         visible = mask.visible(self.query_length, self.key.shape[-2], keep.device)
         if visible is not None:

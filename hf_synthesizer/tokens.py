@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .masks import AttentionMask
+from .tracing import traced
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,18 @@ class Tokens:
     keep: torch.Tensor | None
 
     @classmethod
-    def of(cls, mask: AttentionMask, query_length: int, key_length: int, start: int | torch.Tensor) -> Tokens:
+    def of(
+        cls,
+        mask: AttentionMask,
+        query_length: int,
+        key_length: int,
+        start: int | torch.Tensor,
+        device: torch.device,
+    ) -> Tokens:
         """From a mask: a key that no query may look at is padding."""
         keep = None if mask.keep is None else mask.keep.any(2).any(1)
+        if keep is None and traced():  # a count of tokens must not become a constant of the graph
+            keep = torch.ones(1, key_length, dtype=torch.bool, device=device)
         return cls(query_length, key_length, start, keep)
 
     def first(self) -> torch.Tensor | int:
@@ -57,5 +67,4 @@ class Tokens:
         """Which queries (B, Lq) stand on a token; None where all do."""
         if self.keep is None:
             return None
-        slots = self.query_slots(device).clamp(max=self.key_length - 1)
-        return self.keep.gather(-1, slots.expand(len(self.keep), -1))
+        return self.keep[:, self.query_slots(device)[0].clamp(max=self.key_length - 1)]

@@ -8,8 +8,9 @@ import torch
 
 from ..logits import Logits, Sparse
 from ..masks import AttentionMask
+from ..tracing import traced
 from . import reference, sdpa, sparse, static, tiled
-from .terms import Terms, traced
+from .terms import Terms
 
 logger = logging.getLogger(__name__)
 

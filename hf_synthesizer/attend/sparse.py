@@ -16,8 +16,8 @@ import torch
 from ..choices import Buckets, Clusters, FixedBlocks, Strides
 from ..logits import Sparse
 from ..masks import AttentionMask
+from ..tracing import traced
 from . import buckets, clusters, strides
-from .terms import traced
 
 
 @dataclass(frozen=True)

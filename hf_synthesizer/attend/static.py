@@ -16,8 +16,9 @@ from typing import Any, cast
 import torch
 
 from ..masks import AttentionMask
+from ..tracing import traced
 from .gemm import product
-from .terms import StaticTerm, Terms, static_terms, traced
+from .terms import StaticTerm, Terms, static_terms
 
 # exp(−60) / L is far above the smallest normal float32: no denominator can underflow.
 MAX_RANGE = 60.0
@@ -108,6 +109,7 @@ def softmax_product(columns: torch.Tensor, causal_offset: int | None, static: li
     for head, start, stop, end in tiles(heads, query_length, key_length, causal_offset):
         weights = tile_weights(static, head, start, stop, end, causal_offset, columns.dtype)
         output[head, start:stop] = product(weights, columns[head, :end])
+        del weights  # before the next tile is made
     return output
 
 

@@ -13,14 +13,6 @@ from ..masks import AttentionMask
 from .gemm import product
 
 
-def traced() -> bool:
-    """Whether operations are recorded or transformed (torch.compile, export, jit, func) and not just run.
-
-    Then no tensor may be read, and no backward of our own be used.
-    """
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-
-
 class StaticTerm(NamedTuple):
     """`weight · table`, or `weight · table · keysᵀ`: the same for each row of the batch."""
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ..masks import AttentionMask
+from ..tracing import traced
 from .blocks import Block, Problem
 from .gemm import product
-from .terms import Terms, traced
+from .terms import Terms
 
 SHORT = 256  # keys; below, the kernel's one call costs less than our many
 
@@ -56,9 +57,10 @@ def forward(problem: Problem) -> torch.Tensor:
         weights = problem.weights(block)
         kept = problem.dropout_mask(weights, generator)
         if kept is not None:
-            weights = weights * kept
+            weights *= kept
         out = product(weights, problem.part(0, block)[:, : block.seen])  # (g, rows, d_v)
         output[block.row, block.queries, block.heads] = out.transpose(0, 1)
+        del weights, kept  # before the next tile is made
     return output
 
 

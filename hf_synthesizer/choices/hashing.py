@@ -26,6 +26,7 @@ import torch
 from torch.nn import functional
 
 from ..tokens import Tokens
+from ..tracing import traced
 from .base import Choice
 
 Transformed = tuple[torch.Tensor, torch.Tensor]
@@ -111,8 +112,8 @@ class Buckets(Choice):
             values = torch.cat((values, -values), dim=-2)  # (…, T, 2·d', Lk)
             if keep is not None:
                 values = values.masked_fill(~keep[..., None, None, :], float("-inf"))
-            best = values.topk(min(self.bucket_size, key.shape[-2]), dim=-1)
-            held = best.values > float("-inf")  # (…, T, 2·d', k)
+            best = _largest(values, self.bucket_size)  # (…, T, 2·d', k)
+            held = best.values > float("-inf")
             means = _means(stored, best.indices, held)  # (…, T, 2·d', d')
             # The larger, the smaller the distance: ‖Q − mean‖² = ‖Q‖² − 2 (Q · mean − ‖mean‖² / 2).
             nearness = asked.unsqueeze(-3) @ means.transpose(-1, -2) - means.square().sum(-1).unsqueeze(-2) / 2
@@ -128,13 +129,23 @@ class Buckets(Choice):
             candidates = _marked(found, key.shape[-2])
             with torch.autocast(key.device.type, enabled=False):
                 scores = (_wide(query) @ _wide(key).transpose(-1, -2)).masked_fill(~candidates, float("-inf"))
-            return candidates & _marked(scores.topk(size, dim=-1).indices, key.shape[-2])
+            return candidates & _marked(_largest(scores, size).indices, key.shape[-2])
+
+
+def _largest(x: torch.Tensor, count: int) -> torch.return_types.topk:
+    """The `count` largest numbers of each row (…, L), or all of them.
+
+    A traced graph, which has to serve any length, is given as many places more, with −∞ in them.
+    """
+    if traced():
+        return functional.pad(x, (0, count), value=float("-inf")).topk(count, dim=-1)
+    return x.topk(min(count, x.shape[-1]), dim=-1)
 
 
 def _means(stored: torch.Tensor, members: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     """The mean of each bucket's keys: (…, T, 2·d', d')."""
     shape = members.shape
-    rows = members.flatten(-3).unsqueeze(-1).expand(*shape[:-3], -1, stored.shape[-1])
+    rows = members.clamp(max=stored.shape[-2] - 1).flatten(-3).unsqueeze(-1).expand(*shape[:-3], -1, stored.shape[-1])
     gathered = stored.gather(-2, rows).unflatten(-2, shape[-3:]) * held.unsqueeze(-1)
     return gathered.sum(-2) / held.sum(-1, keepdim=True).clamp(min=1)
 
@@ -142,7 +153,7 @@ def _means(stored: torch.Tensor, members: torch.Tensor, held: torch.Tensor) -> t
 def _marked(indices: torch.Tensor, length: int) -> torch.Tensor:
     """True at each index (…, n) of a row of `length`, and nowhere for the index `length`: (…, length)."""
     marked = torch.zeros(*indices.shape[:-1], length + 1, dtype=torch.bool, device=indices.device)
-    return marked.scatter(-1, indices, True)[..., :length]
+    return marked.scatter(-1, indices.clamp(max=length), True)[..., :length]
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,13 @@
+"""Whether the code runs, or is only watched."""
+
+from __future__ import annotations
+
+import torch
+
+
+def traced() -> bool:
+    """Whether operations are recorded or transformed (torch.compile, export, jit, func) and not just run.
+
+    Then no tensor may be read, and no backward of our own be used.
+    """
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()

@@ -6,6 +6,10 @@
 `weights_mb` is what the block's parameters and buffers take. `peak_mb` is the highest resident size of one run minus the
 resident size just before it, when libraries, weights and inputs are there (and a run on 64 tokens has loaded what the
 first run loads). `total_mb` is their sum.
+
+glibc keeps freed memory for later, more or less of it by what went before. All processes, stock's too, run with its mmap
+threshold held at the documented default (MALLOC_MMAP_THRESHOLD_), so that freed tensors go back and the peak is what a run
+needs.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import os
 import subprocess
 import sys
 
@@ -56,7 +61,10 @@ def in_fresh_process(name: str, cell: Cell, threads: int | None) -> Row:
     """`measure`, in a process of its own."""
     one = json.dumps({"variant": name, **dataclasses.asdict(cell)})
     options = ["--threads", str(threads)] if threads else []
-    done = subprocess.run([sys.executable, __file__, "--one", one, *options], capture_output=True, text=True)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", one, *options], env=environment, capture_output=True, text=True
+    )
     if done.returncode:
         return {"status": "skipped", "reason": f"exit {done.returncode}: {done.stderr.strip()[-120:]}"}
     return json.loads(done.stdout.splitlines()[-1])

@@ -16,17 +16,19 @@ from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Static, Su
 from hf_synthesizer.masks import AttentionMask
 from tests.models import mask as key_mask
 
-FORMS = ("static", "low_rank", "low_rank_shared", "biased", "tiled", "salience", "explicit")
+FORMS = ("static", "static_product", "low_rank", "low_rank_shared", "biased", "tiled", "salience", "explicit")
 MASKS = ("none", "right", "left", "full", "causal", "causal-left", "scattered", "bias", "position")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2}
 
 
 def make_form(name: str, batch: int, heads: int, query: int, key: int, dtype: torch.dtype) -> Logits:
     def tensor(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, dtype=dtype, requires_grad=True)
+        return torch.randn(*shape).div(2).to(dtype).requires_grad_()
 
     if name == "static":
         return Static(tensor(heads, query + 2, key + 3)[:, :query, :key])  # strided, as the slice of a longer table
+    if name == "static_product":
+        return Static(tensor(heads, query + 2, 3)[:, :query], tensor(heads, key, 3))
     if name == "low_rank":
         return LowRank(tensor(batch, query, heads, 4).transpose(1, 2), tensor(batch, key, heads, 4).transpose(1, 2))
     if name == "low_rank_shared":

@@ -126,10 +126,10 @@ class Problem:
                     yield Block(row, slice(head, min(head + together, heads)), slice(start, stop), seen)
 
     def part(self, number: int, block: Block) -> torch.Tensor:
-        """What a tensor (B, H, L, r) has for a block's row and heads, (g, L, r), as one piece of memory.
+        """What a tensor of keys or values (B, H, Lk, r) has for a block's row and heads, (g, Lk, r), as one piece of memory.
 
-        The tensors lie as projections leave them, heads innermost but one. All tiles of a head come one after the other,
-        so that a copy of one head at a time is enough.
+        Projections leave the heads innermost but one. All tiles of a head come one after the other, so that a copy of one
+        head at a time is enough.
         """
         tensor = cast(torch.Tensor, self.tensors[number])
         row = block.row if len(tensor) > 1 else 0
@@ -164,7 +164,7 @@ class Problem:
         total: torch.Tensor | None = None
         if query is not None:
             total = product(
-                self.part(1, block)[:, block.queries], self.part(2, block)[:, : block.seen].transpose(-1, -2)
+                query[block.row, block.heads, block.queries], self.part(2, block)[:, : block.seen].transpose(-1, -2)
             )
         for number in range(4, self.first_explicit, 2):
             inner, outer = self.factors(number, block)
@@ -194,8 +194,11 @@ class Problem:
 
     def factors(self, number: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
         """Inner (g, rows, a) and as much of outer (g, rows, b) as the keys that are seen need."""
-        inner, outer = self.part(number, block), self.part(number + 1, block)
-        return inner[:, block.queries], outer[:, block.queries, : -(-block.seen // inner.shape[-1])]
+        inner, outer = (
+            cast(torch.Tensor, factor)[block.row, block.heads, block.queries]
+            for factor in self.tensors[number : number + 2]
+        )
+        return inner, outer[..., : -(-block.seen // inner.shape[-1])]
 
     def dropout_mask(self, weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor | None:
         """0 where a weight is dropped, 1/(1 − p) elsewhere."""
@@ -212,15 +215,15 @@ class Problem:
 
     def accumulate(self, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
         """Add what a tile's gradient (g, rows, seen) contributes to each input."""
-        key = self.tensors[2]
-        if key is not None:
+        query, key = self.tensors[1:3]
+        if query is not None and key is not None:
             own = block.row if len(key) > 1 else 0
             if grads[1] is not None:
                 grads[1][block.row, block.heads, block.queries] = product(
                     logit_grad, self.part(2, block)[:, : block.seen]
                 )
             if grads[2] is not None:
-                rows = self.part(1, block)[:, block.queries].transpose(-1, -2).contiguous()
+                rows = query[block.row, block.heads, block.queries].transpose(-1, -2).contiguous()
                 grads[2][own, block.heads, : block.seen] += product(rows, logit_grad).transpose(-1, -2)
         if grads[3] is not None:
             _add_reduced(grads[3], block, logit_grad)

@@ -1,15 +1,13 @@
-"""The closed forms: what a synthesizer can be given without any training step."""
+"""The closed form of tables: the teacher's mean attention weights."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import cast
 
 import torch
 from torch import nn
 
-from ..errors import InvalidConfigError
 from ..families.mixin import SynthesizerMixin
 from ..synthesizers import (
     DotProductSynthesizer,
@@ -18,7 +16,7 @@ from ..synthesizers import (
     RandomSynthesizer,
     Synthesizer,
 )
-from .observe import Call, LayerPair
+from .observe import Call
 
 TABLES = (RandomSynthesizer, FactorizedRandomSynthesizer)
 """The synthesizers that hold one matrix of logits a head, whatever the input."""
@@ -95,7 +93,7 @@ def tables_of(layer: SynthesizerMixin) -> list[Synthesizer]:
     None beside `dot_product`, which has the teacher's weights already.
     """
     parts = parts_of(layer.synthesizer)
-    if any(isinstance(part, DotProductSynthesizer) for part in parts):
+    if keeps_dot_product(layer.synthesizer):
         return []
     return [part for part in parts if isinstance(part, TABLES)]
 
@@ -107,24 +105,16 @@ def parts_of(synthesizer: Synthesizer) -> list[Synthesizer]:
     return [synthesizer]
 
 
-def require_closed_form(pairs: Iterable[LayerPair]) -> None:
-    """Raise `InvalidConfigError` when some layer has no closed form."""
-    for pair in pairs:
-        if not tables_of(pair.student) and not _keeps_dot_product(pair.student.synthesizer):
-            raise InvalidConfigError(
-                f"method='average' knows random, factorized_random and mixtures with dot_product; layer {pair.label!r} is "
-                f"{pair.student.synthesizer.config.variant!r}. Use method='auto' or 'distill'."
-            )
-
-
-def write_mean_weights(layer: SynthesizerMixin, means: MeanWeights) -> None:
-    """Give the layer's first table the logarithm of the mean weights.
+def write_mean_weights(layer: SynthesizerMixin, means: MeanWeights, less: torch.Tensor | None = None) -> None:
+    """Give the layer's first table the logarithm of the mean weights, less what another part says on the mean.
 
     `random` takes it as it is; heads that share a table take the mean over the heads. `factorized_random` takes the best
     approximation of its rank, in the sense of least squares and up to a constant a row, which softmax does not see.
     """
     table = tables_of(layer)[0]
     logits = means.log_without_bias(shared=table.config.share_heads)
+    if less is not None:
+        logits = logits - (less.mean(0, keepdim=True) if table.config.share_heads else less)
     if isinstance(layer.synthesizer, MixtureSynthesizer):
         alpha = layer.synthesizer.alpha().get(table.variant)
         if alpha is not None and table.table_heads == len(alpha):
@@ -148,7 +138,8 @@ def best_factors(logits: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.T
     return left[..., :rank] * root, right[:, :rank].transpose(-1, -2) * root
 
 
-def _keeps_dot_product(synthesizer: Synthesizer) -> bool:
+def keeps_dot_product(synthesizer: Synthesizer) -> bool:
+    """Whether the stock layer's own logits are a part."""
     return any(isinstance(part, DotProductSynthesizer) for part in parts_of(synthesizer))
 
 
@@ -157,7 +148,7 @@ def restore_dot_product(layer: SynthesizerMixin) -> None:
     projection is divided by the weight α that the softmax over the parts gives it.
     """
     synthesizer = layer.synthesizer
-    if not isinstance(synthesizer, MixtureSynthesizer) or not _keeps_dot_product(synthesizer):
+    if not isinstance(synthesizer, MixtureSynthesizer) or not keeps_dot_product(synthesizer):
         return
     synthesizer.start_at_zero()
     alpha = synthesizer.alpha().get("dot_product")
@@ -170,8 +161,3 @@ def restore_dot_product(layer: SynthesizerMixin) -> None:
         for parameter in query.parameters():  # weight (H·d_h, d), bias (H·d_h)
             parameter.div_(scale.view(-1, *[1] * (parameter.dim() - 1)).to(parameter))
     part.query = query
-
-
-def batch_is_padded_on_the_left(call: Call) -> bool:
-    """Whether some sequence starts with padding, so that slots are not positions."""
-    return bool((~call.rows[:, 0] & call.rows.any(-1)).any())

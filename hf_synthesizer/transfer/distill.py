@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..families.mixin import SynthesizerMixin
@@ -38,8 +39,7 @@ def output_losses(
     model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
     """Stage 2: for each layer's output on the student's own hidden states, `|student − teacher|² / variance(teacher)`
-    over tokens; and the same over the sequences for the logits (B, labels) of a head that classifies, None where the
-    two have no such head in common.
+    over tokens; and the `head_loss`.
     """
     with torch.no_grad():
         wanted = teacher(**on_device(batch, teacher), output_hidden_states=True)
@@ -49,14 +49,26 @@ def output_losses(
         for student, target in zip(found.get(name) or (), wanted.get(name) or (), strict=True):
             if student.requires_grad or not torch.is_grad_enabled():
                 losses.append(relative_error(student, target.to(student.device), keep))
-    return losses, logits_loss(found.get("logits"), wanted.get("logits"))
+    problem = getattr(teacher.config, "problem_type", None)
+    return losses, head_loss(found.get("logits"), wanted.get("logits"), problem)
 
 
-def logits_loss(student: torch.Tensor | None, target: torch.Tensor | None) -> torch.Tensor | None:
-    """`relative_error` of logits (B, labels) over the sequences; None for logits a token, and where one has none."""
+def head_loss(
+    student: torch.Tensor | None, target: torch.Tensor | None, problem: str | None = None
+) -> torch.Tensor | None:
+    """What a head (B, labels) says otherwise than its teacher's: `KL(teacher ‖ student)` of the classes' probabilities, the
+    squared error where it regresses (one label, or the config's `problem_type` says so), and the sum of each label's KL for
+    several at once; the mean over sequences. None where the two have no such head in common.
+    """
     if student is None or target is None or student.shape != target.shape or student.dim() != 2:
         return None
-    return relative_error(student[None], target[None].to(student.device), None)
+    student, target = student.float(), target.to(student.device).float()
+    if problem == "regression" or student.shape[-1] == 1:
+        return functional.mse_loss(student, target)
+    if problem == "multi_label_classification":
+        student, target = (torch.stack([logits, torch.zeros_like(logits)], -1) for logits in (student, target))
+    student, target = student.log_softmax(-1), target.log_softmax(-1)
+    return (target.exp() * (target - student)).flatten(1).sum(-1).mean()
 
 
 def relative_error(student: torch.Tensor, target: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:

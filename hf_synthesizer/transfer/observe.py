@@ -111,12 +111,13 @@ def observing(*models: PreTrainedModel, backend: str | None = None) -> Iterator[
 class Call:
     """One call of a teacher's layer.
 
-    `weights` (B, H, L, L) are what it attended to, `rows` (B, L) says which queries are tokens, and `pairs`
+    `hidden_states` (B, L, d) went in, `weights` (B, H, L, L) are what it attended to, `rows` (B, L) says which queries are tokens, and `pairs`
     (B, L, L) which of their keys may be looked at. `position_bias` (1, H, L, L) is what T5 adds to its logits.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    hidden_states: torch.Tensor
     weights: torch.Tensor
     rows: torch.Tensor
     pairs: torch.Tensor
@@ -155,7 +156,7 @@ def _call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
     visible = visible.expand(batch, 1, length, length)[:, 0]  # (B, L, L)
     rows = visible.diagonal(dim1=-2, dim2=-1)  # a token may look at itself, padding may not be looked at
     position_bias = output[1] if len(output) == 3 else None
-    return Call(args, kwargs, weights, rows, visible & rows.unsqueeze(-1), position_bias)
+    return Call(args, kwargs, bound["hidden_states"], weights, rows, visible & rows.unsqueeze(-1), position_bias)
 
 
 def synthesized_weights(layer: SynthesizerMixin, call: Call) -> torch.Tensor:

@@ -18,14 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..errors import InvalidConfigError
-from .average import (
-    MeanWeights,
-    batch_is_padded_on_the_left,
-    require_closed_form,
-    restore_dot_product,
-    tables_of,
-    write_mean_weights,
-)
+from .closed_forms import require_closed_form, write_closed_forms
 from .distill import divergence, fresh_parameters, old_parameters, output_losses, weight_losses
 from .observe import Batch, LayerPair, observe_calls, observing, pair_layers, synthesized_weights
 from .report import LayerTransfer, TransferReport
@@ -55,7 +48,8 @@ def transfer_attention(
     """Teach a patched model, in place and without labels, to attend as its stock teacher does.
 
     1. *average*, in closed form: `random` takes the logarithm of the teacher's mean attention weights,
-       `factorized_random` its best factors, and a mixture with `dot_product` starts as the stock layer.
+       `factorized_random` its best factors; `dense` and `salience` take the stock logits with the mean on the side that
+       they don't see; and a mixture with `dot_product` starts as the stock layer.
     2. *distill*, stage 1: each layer sees the teacher's hidden states, and its logits are trained to the teacher's
        weights (KL over the rows of tokens).
     3. *distill*, stage 2: the model runs on its own hidden states, and all of it but the token embeddings is trained
@@ -70,8 +64,8 @@ def transfer_attention(
         steps: optimisation steps in all, a third of them for stage 1; or a pair (stage 1, stage 2).
         learning_rate: of the fresh parameters, warmed up and then lowered to 0 in each stage.
         backbone_learning_rate: of the pretrained parameters, in stage 2.
-        logits_weight: how much the error of the head's logits counts beside the mean error of the layers, in stage 2; 0
-            leaves the head out. Models without a head (B, labels) have no such error.
+        logits_weight: how much the head's divergence (classes) or squared error (regression) counts beside the mean error
+            of the layers, in stage 2; 0 leaves the head out, and so do models without a head (B, labels).
         average_batches: how many batches the mean is taken over, if the dataloader has as many.
         autocast: for instance `torch.bfloat16`, to compute in mixed precision.
         checkpoint_dir: where the state is saved every `save_steps` steps. A call with the same settings goes on from
@@ -192,29 +186,9 @@ class _Transfer:
         """Step 1, where there is a closed form."""
         if not batches:
             return
-        for pair in self.pairs:
-            restore_dot_product(pair.student)
-        pairs = [pair for pair in self.pairs if tables_of(pair.student)]
-        if not pairs:
-            return
-        means = {
-            pair.label: MeanWeights(pair.student.synthesizer.num_heads, pair.student.synthesizer.max_length)
-            for pair in pairs
-        }
-        with observing(self.teacher, backend="eager"), self.autocast():
-            for batch in tqdm(
-                itertools.islice(self.batches.dataloader, batches), "mean weights", disable=not self.progress
-            ):
-                calls = observe_calls(self.teacher, pairs, batch)
-                for label, call in calls.items():
-                    if batch_is_padded_on_the_left(call):
-                        raise InvalidConfigError(
-                            "A batch is padded on the left, so that no place of it is a position. Set "
-                            "tokenizer.padding_side = 'right' for the transfer."
-                        )
-                    means[label].add(call)
-        for pair in pairs:
-            write_mean_weights(pair.student, means[pair.label])
+        text = tqdm(itertools.islice(self.batches.dataloader, batches), "mean weights", disable=not self.progress)
+        with observing(self.model, self.teacher, backend="eager"), self.autocast():
+            write_closed_forms(self.teacher, self.pairs, text)
 
     def train(self, stage: _Stage, number: int, state: dict[str, Any], before: dict, started: float) -> None:
         """One stage, from where `state` says."""

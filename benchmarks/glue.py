@@ -175,6 +175,7 @@ class Bench:
         self.model = arguments.model or packaged_model()
         self.model_arguments = ModelArguments(self.model)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(self.model_arguments)
+        self.commit = commit()
         self.data: dict[str, dict[str, Rows]] = {}
         self.collate = collator(get_task("mrpc"), self.tokenizer, DataArguments())
 
@@ -322,7 +323,7 @@ class Bench:
                 "python": platform.python_version(),
                 **{name: version(name) for name in ("torch", "transformers", "hf_synthesizer")},
             },
-            "commit": commit(),
+            "commit": self.commit,
         }
 
 

@@ -1,16 +1,21 @@
 #!/usr/bin/env python
-"""The table and the plot of the GLUE benchmark, from the files that benchmarks/glue.py wrote.
+"""The tables and the plot of the GLUE benchmark, from the files that benchmarks/glue.py wrote.
 
-python benchmarks/glue_table.py    # prints the table, and writes table.md and scores.png beside the results
+    python benchmarks/glue_table.py            # writes scores.png beside the results, and the tables into the documents
+    python benchmarks/glue_table.py --check    # only says whether documents and results agree
+
+`<!-- table: glue (benchmarks/glue_table.py) -->` … `<!-- end of table -->` is where the table `glue` goes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +24,23 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
-RESULTS = Path(__file__).resolve().parent / "results" / "glue"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "glue"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "glue.md")
+PLACE = re.compile(r"(<!-- table: ([a-z-]+) \(benchmarks/glue_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 TASKS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
+TARGETS = {
+    "random+dot_product": 0.995,
+    "hybrid": 0.99,
+    "dense+salience": 0.98,
+    "factorized_dense+salience": 0.98,
+    "random+salience": 0.98,
+    "dense": 0.97,
+    "factorized_dense": 0.97,
+    "random": 0.95,
+    "factorized_random": 0.95,
+}
+"""What the project set out to reach, with transfer: the mean score over the five tasks, relative to stock."""
 
 Results = list[dict[str, Any]]
 
@@ -63,31 +83,105 @@ def mean_relative(rows: Results, results: Results) -> float | None:
     return statistics.mean(statistics.mean(values) for values in by_task.values()) if by_task else None
 
 
+def in_order(results: Results) -> dict[tuple[str, bool], Results]:
+    """The lines: stock first, then those with transfer, in both the most complete and then the best first."""
+    lines = group(results)
+
+    def place(key: tuple[str, bool]) -> tuple:
+        tasks = len({row["task"] for row in lines[key]})
+        return key[0] != "stock", not key[1], -tasks, -(mean_relative(lines[key], results) or 0)
+
+    return {key: lines[key] for key in sorted(lines, key=place)}
+
+
+def share(rows: Results, results: Results) -> str:
+    """The mean relative score, and over how many tasks it is, where that is not all of them."""
+    value = mean_relative(rows, results)
+    tasks = len({row["task"] for row in rows})
+    if value is None:
+        return ""
+    return f"{value:.1%}" if tasks == len(TASKS) else f"{value:.1%} ({tasks} of {len(TASKS)} tasks)"
+
+
+def name_of(variant: str, transfer: bool) -> str:
+    if variant == "stock":
+        return variant
+    return f"`{variant}`" if transfer else f"`{variant}`, fresh logits"
+
+
+def markdown(head: list[str], lines: list[list[str]]) -> str:
+    rule = "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|"
+    rows = ["| " + " | ".join(line) + " |" for line in (head, *lines)]
+    return "\n".join([rows[0], rule, *rows[1:]])
+
+
 def table(results: Results) -> str:
-    """As Markdown. Scores in points of 100; the mean relative to stock over the tasks that the line has."""
+    """Everything. Scores in points of 100; the mean relative to stock over the tasks that the line has."""
     head = ["attention", *TASKS.values(), "mean to stock", "parameters", "transfer", "fine-tuning", "examples/s"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|"]
-    for (variant, transfer), rows in group(results).items():
-        first = [row for row in rows if row["seed"] == 0]
-        share = mean_relative(rows, results)
-        name = variant if variant == "stock" or transfer else f"{variant}, fresh logits"
-        cells = [f"`{name}`" if variant != "stock" else "stock"]
+    lines = []
+    for (variant, transfer), rows in in_order(results).items():
+        first = [row for row in rows if row["seed"] == 0] or rows
+
+        def mean(key: str, of: Results = first) -> str:
+            return f"{statistics.mean(row[key] for row in of):.0f}"
+
+        cells = [name_of(variant, transfer)]
         cells += [cell([row for row in rows if row["task"] == task]) for task in TASKS]
-        cells += ["" if share is None else f"{share:.1%}"]
-        cells += [f"{max(row['parameters'] for row in rows) / 1e6:.1f} M"]
-        cells += [f"{rows[0]['transfer_seconds']:.0f} s" if transfer else ""]
-        cells += [f"{statistics.mean(row['train_seconds'] for row in first or rows):.0f} s"]
-        cells += [f"{statistics.mean(row['examples_per_second'] for row in first or rows):.0f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        cells += [share(rows, results), f"{max(row['parameters'] for row in rows) / 1e6:.1f} M"]
+        cells += [f"{mean('transfer_seconds')} s" if transfer else ""]
+        lines.append([*cells, f"{mean('train_seconds')} s", mean("examples_per_second")])
+    return markdown(head, lines) + "\n\n" + provenance(results)
+
+
+def summary(results: Results) -> str:
+    """With transfer: the mean relative to stock beside what was aimed at, and fresh logits on the tasks that both have."""
+    lines = []
+    groups = in_order(results)
+    for (variant, transfer), rows in groups.items():
+        if not transfer:
+            continue
+        fresh = groups.get((variant, False), [])
+        both = {row["task"] for row in fresh if row["seed"] == 0} & {row["task"] for row in rows}
+        pair = [
+            mean_relative([row for row in of if row["task"] in both and row["seed"] == 0], results)
+            for of in (rows, fresh)
+        ]
+        compared = "" if None in pair else f"{pair[0]:.1%} against {pair[1]:.1%}"
+        names = " and ".join(TASKS[task] for task in TASKS if task in both)
+        lines.append(
+            [
+                name_of(variant, True),
+                share(rows, results),
+                f"{TARGETS[variant]:.1%}" if variant in TARGETS else "",
+                f"{compared} on {names}" if compared else "",
+            ]
+        )
+    return markdown(["attention", "mean to stock", "aim", "against fresh logits"], lines)
+
+
+def provenance(results: Results) -> str:
+    """Where it was measured."""
+
+    def of(read: Callable[[dict[str, Any]], Any]) -> str:
+        return ", ".join(sorted({str(read(row)) for row in results}))
+
+    versions = "; ".join(
+        f"{name} {of(lambda row, name=name: row['versions'][name])}" for name in ("torch", "transformers")
+    )
+    return (
+        f"{of(lambda row: row['model'])}; {of(lambda row: row['machine'])}, {of(lambda row: row['threads'])} thread; "
+        f"{versions}; seeds {of(lambda row: row['seed'])}; commits {of(lambda row: row['commit'][:7])}."
+    )
 
 
 def plot(results: Results, path: Path) -> None:
     """The mean relative score of each variant, with transfer and on its tasks, and with fresh logits."""
     bars = [
-        (f"{variant}{'' if transfer else ', fresh'}", share, transfer)
+        (f"{variant}{'' if transfer else ', fresh'}{missing}", share, transfer)
         for (variant, transfer), rows in group(results).items()
         if variant != "stock" and (share := mean_relative(rows, results)) is not None
+        for tasks in [len({row["task"] for row in rows})]
+        for missing in ["" if tasks == len(TASKS) else f" ({tasks} of {len(TASKS)} tasks)"]
     ]
     bars.sort(key=lambda bar: bar[1])
     figure, axis = pyplot.subplots(figsize=(8, 0.35 * len(bars) + 1.2))
@@ -105,23 +199,31 @@ def plot(results: Results, path: Path) -> None:
     pyplot.close(figure)
 
 
+def with_tables(text: str, results: Results) -> str:
+    """A document with its tables written anew."""
+    makers = {"glue": table, "glue-summary": summary}
+    return PLACE.sub(lambda place: f"{place[1]}\n{makers[place[2]](results)}\n\n{place[3]}", text)
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Write both."""
+    """Print the table, write tables and plot; or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    folder = parser.parse_args(argv).results
-    results = read(folder)
+    parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where a document disagrees")
+    arguments = parser.parse_args(argv)
+    results = read(arguments.results)
     if not results:
-        sys.exit(f"There are no results in {folder}: run benchmarks/glue.py first.")
-    # stock first, then by mean
-    order = {key: -(mean_relative(rows, results) or 0) for key, rows in group(results).items()}
-    results.sort(
-        key=lambda row: (row["variant"] != "stock", not row["transfer"], order[row["variant"], row["transfer"]])
-    )
-    text = table(results)
-    print(text)
-    (folder / "table.md").write_text(text + "\n")
-    plot(results, folder / "scores.png")
+        sys.exit(f"There are no results in {arguments.results}: run benchmarks/glue.py first.")
+    for document in arguments.documents:
+        text = document.read_text(encoding="utf-8")
+        written = with_tables(text, results)
+        if arguments.check and written != text:
+            sys.exit(f"{document.name} and the results disagree: run python benchmarks/glue_table.py.")
+        document.write_text(written, encoding="utf-8")
+    if not arguments.check:
+        print(table(results))
+        plot(results, arguments.results / "scores.png")
 
 
 if __name__ == "__main__":

@@ -249,16 +249,20 @@ class Bench:
             return model
         return patch_model(model, self.spec(run.variant), max_length=MAX_LENGTH)
 
+    def student(self, run: Run, teacher: PreTrainedModel) -> PreTrainedModel:
+        """The patched copy of the teacher, its logits still fresh."""
+        set_seed(run.seed)
+        model = copy.deepcopy(teacher)
+        model.set_attn_implementation("sdpa")
+        return patch_model(model, self.spec(run.variant), max_length=MAX_LENGTH)
+
     def convert(self, run: Run) -> tuple[PreTrainedModel, dict[str, Any]]:
         """The patched and taught copy of the teacher, and how it came to be."""
         teacher = self.teacher(run)
         rows = self.rows(run.task)
         batches = GroupedBatches(unlabelled(rows["train"]), BATCH_SIZE, self.collate, seed=run.seed)
         steps = EPOCHS[run.task] * len(batches)
-        set_seed(run.seed)
-        model = copy.deepcopy(teacher)
-        model.set_attn_implementation("sdpa")
-        patch_model(model, self.spec(run.variant), max_length=MAX_LENGTH)
+        model = self.student(run, teacher)
         started = time.process_time()
         report = transfer_attention(
             model, teacher, batches, steps=(int(FIRST_STAGE * steps), steps), autocast=torch.bfloat16

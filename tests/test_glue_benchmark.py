@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import sys
@@ -111,6 +112,10 @@ def test_a_run_writes_what_the_table_needs_and_is_not_repeated(
         assert set(row) >= KEYS and 0 <= row["score"] <= 1
         assert row["score"] == max(tried["score"] for tried in row["tried"]) and len(row["tried"]) == 2
     assert len(results["sst2-hybrid-transfer-seed0.json"]["hybrid"]) == 1
+    transferred, stock = results["sst2-random-transfer-seed0.json"], results["sst2-stock-fresh-seed0.json"]
+    assert transferred["teacher"] == "stock, fine-tuned on sst2" and transferred["transfer_seconds"] > 0
+    assert transferred["transfer_steps"] == 1 and 0 <= transferred["score_before_finetuning"] <= 1
+    assert stock["teacher"] is stock["transfer_steps"] is None and stock["transfer_seconds"] == 0
     bench.main(chosen)
     assert "5 of 5 runs are there" in capsys.readouterr().out
     document = tmp_path / "guide.md"
@@ -122,6 +127,34 @@ def test_a_run_writes_what_the_table_needs_and_is_not_repeated(
     table.main([*where, "--check"])
     assert "| `hybrid` |" in document.read_text() and document.read_text().endswith("-->\nMore.\n")
     assert (tmp_path / "results" / "scores.png").stat().st_size > 1000
+
+
+def test_a_teacher_is_stock_at_its_better_rate_and_is_made_again_where_it_is_missing(
+    tiny: list[str], tmp_path: Path
+) -> None:
+    bench.main([*tiny, "--seeds", "0", "--variants", "stock"])
+    path = tmp_path / "work" / "teachers" / "sst2-seed0.pt"
+    kept = torch.load(path, weights_only=True)
+    path.unlink()
+    again = bench.Bench(bench.arguments_of(tiny)).teacher(bench.Run("sst2", "random", True, 0))
+    assert path.exists()
+    torch.testing.assert_close(again.state_dict(), kept)
+
+
+def test_probes_measure_recipes_on_one_task_and_are_not_repeated(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes = load("glue_probes")
+    for name in ("RESULTS", "MAX_LENGTH", "EPOCHS"):
+        monkeypatch.setattr(probes.benchmark, name, getattr(bench, name))
+    output = tmp_path / "probes.csv"
+    asked = [*tiny[:3], f"--output={output}", "--task=sst2", "--variants", "random", "--recipes", "closed-form"]
+    probes.main(asked)
+    text = output.read_text()
+    (row,) = csv.DictReader(text.splitlines())
+    assert row["recipe"] == "closed-form" and float(row["divergence_after"]) <= float(row["divergence_before"])
+    probes.main(asked)
+    assert output.read_text() == text
 
 
 def test_the_table_is_relative_to_stock_on_the_same_task_and_seed() -> None:

@@ -1,0 +1,101 @@
+#!/usr/bin/env python
+"""Short looks at ways to transfer attention, on one GLUE task and before any fine-tuning.
+
+    python benchmarks/glue_probes.py --glue_dir ../shared/data/glue --task stsb --recipes closed-form stage1-80
+
+The teacher is stock, fine-tuned on the task, as in benchmarks/glue.py. Each probe adds a line to
+benchmarks/results/glue_probes.csv: the mean divergence of the layers' attention weights (nats) and the error of the hidden
+states relative to their variance, before and after, and the task's score on the complete validation set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "glue_probes.csv"
+COLUMNS = "task variant recipe divergence_before divergence_after error_before error_after score teacher_score seconds commit"
+
+# The script has the same name as the package of the examples, which it puts on the path itself.
+spec = importlib.util.spec_from_file_location("benchmark", ROOT / "benchmarks" / "glue.py")
+assert spec is not None and spec.loader is not None
+benchmark = sys.modules["benchmark"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(benchmark)
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "closed-form": {"steps": (0, 0)},
+    "closed-form, stage1-40": {"steps": (40, 0)},
+    "stage1-40": {"method": "distill", "steps": (40, 0)},
+    "stage1-80": {"method": "distill", "steps": (80, 0)},
+    "closed-form, stage1-40, stage2-360": {"steps": (40, 360)},
+    "closed-form, stage1-40, stage2-360, no head": {"steps": (40, 360), "logits_weight": 0.0},
+    "stage1-40, stage2-360": {"method": "distill", "steps": (40, 360)},
+}
+
+
+def probe(bench: Any, task: str, variant: str, recipe: str) -> dict[str, Any]:
+    """One line."""
+    run = benchmark.Run(task, variant, True, 0)
+    teacher = bench.teacher(run)
+    model = bench.student(run, teacher)
+    rows = benchmark.unlabelled(bench.rows(task)["train"])
+    batches = benchmark.GroupedBatches(rows, benchmark.BATCH_SIZE, bench.collate, seed=0)
+    started = time.process_time()
+    report = benchmark.transfer_attention(model, teacher, batches, autocast=torch.bfloat16, **RECIPES[recipe])
+    seconds = time.process_time() - started
+
+    def mean(which: str) -> str:
+        return f"{sum(getattr(layer, which) for layer in report.layers) / len(report.layers):.3f}"
+
+    return {
+        "task": task,
+        "variant": variant,
+        "recipe": recipe,
+        "divergence_before": mean("before"),
+        "divergence_after": mean("after"),
+        "error_before": f"{report.error_before:.3f}",
+        "error_after": f"{report.error_after:.3f}",
+        "score": f"{bench.score(model, run)[0]:.4f}",
+        "teacher_score": f"{bench.score(teacher, run)[0]:.4f}",
+        "seconds": f"{seconds:.0f}",
+        "commit": bench.commit[:10],
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Make the probes that are asked for and not there yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=benchmark.TASKS, default="stsb")
+    parser.add_argument("--variants", nargs="*", default=["dense+salience", "dense", "random+salience", "random"])
+    parser.add_argument("--recipes", nargs="*", choices=RECIPES, default=list(RECIPES)[:4])
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments, others = parser.parse_known_args(argv)
+    settings = benchmark.arguments_of(others)
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    bench = benchmark.Bench(settings)
+    found: list[dict[str, Any]] = []
+    if arguments.output.exists():
+        with arguments.output.open(newline="") as file:
+            found = list(csv.DictReader(file))
+    for variant in arguments.variants:
+        for recipe in arguments.recipes:
+            if any((r["task"], r["variant"], r["recipe"]) == (arguments.task, variant, recipe) for r in found):
+                continue
+            found.append(probe(bench, arguments.task, variant, recipe))
+            print(found[-1], flush=True)
+            with arguments.output.open("w", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS.split())
+                writer.writeheader()
+                writer.writerows(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,13 +13,16 @@ from .errors import SequenceTooLongError
 
 
 def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:
-    """`tensor[start : start + length]` along a dimension, as a view.
+    """`tensor[start : start + length]` along a dimension, as a view; all of it is the tensor itself.
 
+    The derivative of a slice is a second tensor as large as the first, for a table of logits the most expensive of all.
     Under torch.export as a copy: a slice that may turn out to be the whole tensor would be exported as a promise that it
     never is, and the longest sequence refused.
     """
     if exporting():
         return tensor.index_select(dim, start + torch.arange(length, device=tensor.device))
+    if start == 0 and length == tensor.shape[dim]:
+        return tensor
     return tensor.narrow(dim, start, length)
 
 

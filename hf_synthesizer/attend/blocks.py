@@ -10,7 +10,7 @@ import torch
 
 from ..masks import AttentionMask
 from .gemm import product
-from .static import accumulate
+from .static import accumulate, empty_gradients
 from .terms import Terms, static_terms
 
 ROWS = 512  # of a tile: fewer make its matrix products slow, more push it out of the cache (docs/performance.md)
@@ -126,13 +126,15 @@ class Problem:
                     yield Block(row, slice(head, min(head + together, heads)), slice(start, stop), seen)
 
     def part(self, number: int, block: Block) -> torch.Tensor:
-        """What a tensor of keys or values (B, H, Lk, r) has for a block's row and heads, (g, Lk, r), as one piece of memory.
+        """What a tensor of keys or values (B, H, Lk, r) has for a block's row and heads, (g, Lk, r).
 
-        Projections leave the heads innermost but one. All tiles of a head come one after the other, so that a copy of one
-        head at a time is enough.
+        Projections leave the heads innermost but one, which the product of one matrix does not take. All tiles of a head
+        come one after the other, so that a copy of one head at a time is enough.
         """
         tensor = cast(torch.Tensor, self.tensors[number])
         row = block.row if len(tensor) > 1 else 0
+        if block.heads.stop - block.heads.start > 1:
+            return tensor[row, block.heads]
         place = (row, block.heads.start)
         if number not in self.latest or self.latest[number][0] != place:
             self.latest[number] = place, tensor[row, block.heads].contiguous()
@@ -206,25 +208,40 @@ class Problem:
             return None
         return torch.empty_like(weights).bernoulli_(1 - self.dropout, generator=generator).div_(1 - self.dropout)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the tiles of each row of the batch cover all its logits."""
+        return self.causal_offset is None and (self.ends is None or min(self.ends) == self.key_length)
+
     def empty_gradients(self, needed: Sequence[bool]) -> list[torch.Tensor | None]:
-        """A tensor of zeros for each input that wants a gradient."""
-        return [
-            torch.zeros_like(t, memory_format=torch.contiguous_format) if need and t is not None else None
-            for t, need in zip(self.tensors, needed, strict=True)
-        ]
+        """A tensor for each input that wants a gradient, laid out as the input: zeros, but for what is written whole."""
+        grads: list[torch.Tensor | None] = []
+        for number, tensor in enumerate(self.tensors[: self.first_static]):
+            make = torch.empty_like if self.whole and number < 3 else torch.zeros_like
+            grads.append(make(tensor) if needed[number] and tensor is not None else None)
+        static = static_terms(self.tensors[self.first_static :])
+        return grads + empty_gradients(static, needed[self.first_static :], self.whole)
+
+    def put(self, grad: torch.Tensor, block: Block, tile: torch.Tensor) -> None:
+        """Add a tile (g, seen, r) to the gradient of the keys or of the values that a block sees."""
+        own = block.row if len(grad) > 1 else 0
+        place = grad[own, block.heads, : block.seen]
+        if self.whole and block.queries.start == 0 and own == block.row:
+            place.copy_(tile)
+        else:
+            place += tile
 
     def accumulate(self, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
         """Add what a tile's gradient (g, rows, seen) contributes to each input."""
         query, key = self.tensors[1:3]
         if query is not None and key is not None:
-            own = block.row if len(key) > 1 else 0
             if grads[1] is not None:
                 grads[1][block.row, block.heads, block.queries] = product(
                     logit_grad, self.part(2, block)[:, : block.seen]
                 )
             if grads[2] is not None:
                 rows = query[block.row, block.heads, block.queries].transpose(-1, -2).contiguous()
-                grads[2][own, block.heads, : block.seen] += product(rows, logit_grad).transpose(-1, -2)
+                self.put(grads[2], block, product(rows, logit_grad).transpose(-1, -2))
         if grads[3] is not None:
             _add_reduced(grads[3], block, logit_grad)
         for number in range(4, self.first_explicit, 2):
@@ -234,7 +251,8 @@ class Problem:
                 _add_reduced(grads[number], block, logit_grad)
         static = static_terms(self.tensors[self.first_static :])
         if any(grad is not None for grad in grads[self.first_static :]):
-            accumulate(grads[self.first_static :], static, logit_grad, block.heads, block.queries)
+            first = self.whole and block.row == 0
+            accumulate(grads[self.first_static :], static, logit_grad, block.heads, block.queries, first)
 
     def _accumulate_tiled(self, number: int, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
         inner, outer = (factor.to(logit_grad.dtype) for factor in self.factors(number, block))

@@ -185,10 +185,8 @@ class SoftmaxProduct(torch.autograd.Function):
         static = static_terms(tensors)
         gradient = gradient.contiguous()
         needed = ctx.needs_input_grad[2:]
-        grads = [
-            torch.zeros_like(t, memory_format=torch.contiguous_format) if need else None
-            for t, need in zip(tensors, needed, strict=True)
-        ]
+        whole = ctx.causal_offset is None
+        grads = empty_gradients(static, needed, whole)
         column_grad = torch.zeros_like(columns)
         heads, key_length, _ = columns.shape
         for head, start, stop, end in tiles(heads, gradient.shape[1], key_length, ctx.causal_offset):
@@ -197,9 +195,14 @@ class SoftmaxProduct(torch.autograd.Function):
             column_grad[head, :end] += product(rows.t().contiguous(), weights).t()
             if any(needed):
                 logit_grad = product(rows, columns[head, :end].t())
-                logit_grad = weights * (logit_grad - (logit_grad * weights).sum(-1, keepdim=True))
-                accumulate(grads, static, logit_grad[None], slice(head, head + 1), slice(start, stop))
+                logit_grad = softmax_gradient(logit_grad, weights)
+                accumulate(grads, static, logit_grad[None], slice(head, head + 1), slice(start, stop), whole)
         return column_grad, None, *grads
+
+
+def softmax_gradient(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The gradient of logits from that of their softmax: `w · (g − Σ g·w)`."""
+    return torch.ops.aten._softmax_backward_data(gradient, weights, -1, weights.dtype)
 
 
 def accumulate(
@@ -208,8 +211,12 @@ def accumulate(
     logit_grad: torch.Tensor,
     heads: slice,
     queries: slice,
+    first: bool,
 ) -> None:
-    """Add the gradient (g, rows, keys) of one tile of logits to those of the static terms."""
+    """Add the gradient (g, rows, keys) of one tile of logits to those of the static terms.
+
+    With `first` the tile's place in a table's gradient has not been written to.
+    """
     seen = logit_grad.shape[-1]
     for number, term in enumerate(static):
         weight_grad, table_grad, keys_grad = grads[3 * number : 3 * number + 3]
@@ -218,15 +225,32 @@ def accumulate(
             weight_grad[heads] += (logit_grad * term.tile(heads, queries, seen)).sum((-1, -2))
         if table_grad is None and keys_grad is None:
             continue
-        scaled = (
-            logit_grad if term.weight is None else logit_grad * term.weight[heads, None, None].to(logit_grad.dtype)
-        )
+        factor = None if term.weight is None else term.weight[heads, None, None].to(logit_grad.dtype)
+        if len(term.table) > 1 and term.keys is None:
+            place = cast(torch.Tensor, table_grad)[own, queries, :seen]
+            if first:
+                place.copy_(logit_grad) if factor is None else torch.mul(logit_grad, factor, out=place)
+            else:
+                place.add_(logit_grad) if factor is None else place.addcmul_(logit_grad, factor)
+            continue
+        scaled = logit_grad if factor is None else logit_grad * factor
         if len(term.table) == 1:
             scaled = scaled.sum(0, keepdim=True)
         if term.keys is None:
             cast(torch.Tensor, table_grad)[own, queries, :seen] += scaled
             continue
         if table_grad is not None:
-            table_grad[own, queries] += scaled @ term.keys[own, :seen]
+            table_grad[own, queries] += scaled @ term.keys[own, :seen].to(scaled.dtype)
         if keys_grad is not None:
-            keys_grad[own, :seen] += scaled.transpose(-1, -2) @ term.table[own, queries]
+            keys_grad[own, :seen] += scaled.transpose(-1, -2) @ term.table[own, queries].to(scaled.dtype)
+
+
+def empty_gradients(static: list[StaticTerm], needed: Sequence[bool], whole: bool) -> list[torch.Tensor | None]:
+    """A gradient for each tensor of the terms that wants one: zeros, but for what `accumulate` writes whole."""
+    grads: list[torch.Tensor | None] = []
+    for number, tensor in enumerate(tensor for term in static for tensor in term):
+        term = static[number // 3]
+        written = whole and tensor is term.table and len(term.table) > 1 and term.keys is None
+        make = torch.empty_like if written else torch.zeros_like
+        grads.append(make(tensor) if needed[number] and tensor is not None else None)
+    return grads

@@ -15,6 +15,7 @@ from ..masks import AttentionMask
 from ..tracing import traced
 from .blocks import Block, Problem
 from .gemm import product
+from .static import softmax_gradient
 from .terms import Terms
 
 SHORT = 256  # keys; below, the kernel's one call costs less than our many
@@ -73,17 +74,14 @@ class TiledAttention(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             output = forward(problem)
         ctx.problem = problem.unbound()
-        ctx.save_for_backward(output, *tensors)
+        ctx.save_for_backward(*tensors)
         return output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        output, *tensors = ctx.saved_tensors
-        problem = ctx.problem.bind(tensors)
+        problem = ctx.problem.bind(ctx.saved_tensors)
         grads = problem.empty_gradients(ctx.needs_input_grad[1:])
-        # Σ_j dP_ij · P_ij, with or without dropout, is the product of the output and its gradient.
-        delta = (gradient * output).sum(-1, keepdim=True)  # (B, Lq, H, 1)
         generator = problem.generator()
         for block in problem.blocks():
             weights = problem.weights(block)
@@ -93,9 +91,7 @@ class TiledAttention(torch.autograd.Function):
             logit_grad = product(rows, problem.part(0, block)[:, : block.seen].transpose(-1, -2))
             if kept is not None:
                 logit_grad *= kept
-            logit_grad -= delta[block.row, block.queries, block.heads].transpose(0, 1)
-            logit_grad *= weights  # (g, rows, seen)
-            problem.accumulate(block, logit_grad, grads)
+            problem.accumulate(block, softmax_gradient(logit_grad, weights), grads)
         return None, *grads
 
 
@@ -104,4 +100,4 @@ def _value_gradient(
 ) -> None:
     if grads[0] is not None:
         summed = product(rows.transpose(-1, -2).contiguous(), weights)  # (g, d_v, seen)
-        grads[0][block.row, block.heads, : block.seen] += summed.transpose(-1, -2)
+        problem.put(grads[0], block, summed.transpose(-1, -2))

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 import statistics
@@ -26,7 +27,8 @@ from matplotlib import pyplot  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "glue.md")
+PROBES = ROOT / "benchmarks" / "results" / "glue_probes.csv"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "glue.md", ROOT / "docs" / "transfer.md")
 PLACE = re.compile(r"(<!-- table: ([a-z-]+) \(benchmarks/glue_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 TASKS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
 TARGETS = {
@@ -159,6 +161,27 @@ def summary(results: Results) -> str:
     return markdown(["attention", "mean to stock", "aim", "against fresh logits"], lines)
 
 
+def probes() -> str:
+    """What benchmarks/glue_probes.py measured."""
+    with PROBES.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    head = ["task", "variant", "recipe", "divergence", "error", "score", "of its teacher", "seconds"]
+    lines = [
+        [
+            TASKS[row["task"]],
+            f"`{row['variant']}`",
+            row["recipe"],
+            f"{row['divergence_before']} → {row['divergence_after']}",
+            f"{row['error_before']} → {row['error_after']}",
+            f"{100 * float(row['score']):.1f}",
+            f"{100 * float(row['teacher_score']):.1f}",
+            row["seconds"],
+        ]
+        for row in rows
+    ]
+    return markdown(head, lines)
+
+
 def provenance(results: Results) -> str:
     """Where it was measured."""
 
@@ -201,8 +224,8 @@ def plot(results: Results, path: Path) -> None:
 
 def with_tables(text: str, results: Results) -> str:
     """A document with its tables written anew."""
-    makers = {"glue": table, "glue-summary": summary}
-    return PLACE.sub(lambda place: f"{place[1]}\n{makers[place[2]](results)}\n\n{place[3]}", text)
+    makers = {"glue": lambda: table(results), "glue-summary": lambda: summary(results), "glue-probes": probes}
+    return PLACE.sub(lambda place: f"{place[1]}\n{makers[place[2]]()}\n\n{place[3]}", text)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from .attend import attend
 from .config import SynthesizerConfig
 from .errors import InvalidConfigError
+from .gemm import linear
 from .masks import AttentionMask
 from .synthesizers import build_synthesizer
 
@@ -81,7 +82,7 @@ class SynthesizerAttention(nn.Module):
             attention_mask = attention_mask.bool()[:, None, None, :]
         mask = AttentionMask.from_tensor(attention_mask, causal_offset=0 if is_causal else None)
         batch, length, _ = hidden_states.shape
-        value = self.value(hidden_states).view(batch, length, self.num_heads, -1).transpose(1, 2)
+        value = linear(self.value, hidden_states).view(batch, length, self.num_heads, -1).transpose(1, 2)
         output, weights = attend(
             self.synthesizer(hidden_states),
             value,
@@ -89,4 +90,4 @@ class SynthesizerAttention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             need_weights=need_weights,
         )
-        return self.output(output.transpose(1, 2).reshape(batch, length, -1)), weights
+        return linear(self.output, output.transpose(1, 2).reshape(batch, length, -1)), weights

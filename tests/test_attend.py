@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_synthesizer import SynthesizerAttention
-from hf_synthesizer.attend import attend, blocks, choose_route, gemm, reference, sdpa, static, tiled
+from hf_synthesizer import SynthesizerAttention, gemm
+from hf_synthesizer.attend import attend, blocks, choose_route, reference, sdpa, static, tiled
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
 from hf_synthesizer.masks import AttentionMask
@@ -268,3 +268,43 @@ def test_functional_transforms(variant: str) -> None:
     layer(x, keep, need_weights=False)[0].pow(2).sum().backward()
     for name, parameter in layer.named_parameters():
         torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)], ids=str)
+def test_projections_equal_the_module(bias: bool, needs: tuple[bool, bool]) -> None:
+    module = torch.nn.Linear(192, 160, bias=bias)
+    tensor = torch.randn(3, 40, 192)[:, 1:].transpose(0, 1).requires_grad_(needs[0])  # (39, 3, 192), not contiguous
+    module.weight.requires_grad_(needs[1])
+    made, expected = gemm.linear(module, tensor), module(tensor)
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+    if gemm._LINEAR is not None:
+        assert "Projection" in str(made.grad_fn)
+    leaves = [leaf for leaf in (tensor, *module.parameters()) if leaf.requires_grad]
+    upstream = torch.randn_like(made)
+    for one, other in zip(
+        torch.autograd.grad(made, leaves, upstream), torch.autograd.grad(expected, leaves, upstream), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_projection_that_is_more_than_a_matrix_is_called() -> None:
+    tensor = torch.randn(64, 192, requires_grad=True)
+
+    def plain(module: torch.nn.Module, tensor: torch.Tensor = tensor) -> bool:
+        return "Projection" in str(gemm.linear(module, tensor).grad_fn)
+
+    linear = torch.nn.Linear(192, 192)
+    assert plain(linear) == (gemm._LINEAR is not None)
+    assert not plain(linear.double(), tensor.double())
+    assert not plain(linear.float(), torch.randn(2, 192, requires_grad=True))  # too small to be worth it
+    calls: list[object] = []
+    hook = linear.register_forward_hook(lambda *seen: calls.append(seen))
+    assert not plain(linear) and len(calls) == 1
+    hook.remove()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert gemm.linear(linear, tensor).dtype == torch.bfloat16
+    assert not plain(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(192, 192)))
+    replaced = torch.nn.Linear(192, 192)
+    replaced.forward = lambda tensor: calls.append(tensor) or tensor  # type: ignore[method-assign]
+    assert not plain(replaced) and len(calls) == 2

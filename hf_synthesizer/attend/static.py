@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import torch
 
+from ..gemm import product
 from ..masks import AttentionMask
 from ..tracing import traced
-from .gemm import product
 from .terms import StaticTerm, Terms, static_terms
 
 # exp(−60) / L is far above the smallest normal float32: no denominator can underflow.

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from ..gemm import product
 from ..logits import Explicit, KeyBias, Logits, LowRank, Static, StaticWeights, Sum, Tiled
 from ..masks import AttentionMask
-from .gemm import product
 
 
 class StaticTerm(NamedTuple):

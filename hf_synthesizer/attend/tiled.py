@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from ..gemm import product
 from ..masks import AttentionMask
 from ..tracing import traced
 from .blocks import Block, Problem
-from .gemm import product
 from .static import softmax_gradient
 from .terms import Terms
 

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.models.bert import modeling_bert
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
+from ..gemm import linear
 from ..positions import Positions
 from .mixin import SynthesizerMixin
 from .models import stock_models, synthesizer_models
@@ -43,7 +44,7 @@ class SynthesizerBertSelfAttention(SynthesizerMixin, BertSelfAttention):
     ) -> tuple[torch.Tensor]:
         self.require_backend(attention_mask)
         batch, length, _ = hidden_states.shape
-        value = self.value(hidden_states).view(batch, length, -1, self.attention_head_size).transpose(1, 2)
+        value = linear(self.value, hidden_states).view(batch, length, -1, self.attention_head_size).transpose(1, 2)
         key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values)
         positions = Positions.from_position_ids(kwargs.get("position_ids"), length, value.shape[-2], past_length)
         return self.synthesize(hidden_states, value, attention_mask, positions, key_states)  # type: ignore[return-value]

@@ -8,6 +8,7 @@ from transformers.models.t5 import modeling_t5
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from ..errors import UnsupportedModelError
+from ..gemm import linear
 from ..positions import Positions
 from .mixin import SynthesizerMixin
 from .models import stock_models, synthesizer_models
@@ -49,7 +50,7 @@ class SynthesizerT5Attention(SynthesizerMixin, T5Attention):
             )
         self.require_backend(mask)
         batch, length, _ = hidden_states.shape
-        value = self.v(hidden_states).view(batch, length, -1, self.key_value_proj_dim).transpose(1, 2)
+        value = linear(self.v, hidden_states).view(batch, length, -1, self.key_value_proj_dim).transpose(1, 2)
         key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values)
         key_length = value.shape[-2]
         # T5 knows positions relative to each other only, so that padding on the left changes nothing: nor must it here.
@@ -63,7 +64,7 @@ class SynthesizerT5Attention(SynthesizerMixin, T5Attention):
             else:
                 position_bias = value.new_zeros(1, self.n_heads, length, key_length)
         output, weights = self.synthesize(hidden_states, value, mask, positions, key_states, position_bias)
-        return self.o(output), position_bias, weights
+        return linear(self.o, output), position_bias, weights
 
 
 def visible_keys(mask: torch.Tensor | None) -> torch.Tensor | None:

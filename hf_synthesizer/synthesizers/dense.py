@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..gemm import linear
 from ..logits import Logits, LowRank
 from ..positions import Positions
 from .base import Synthesizer
@@ -33,7 +34,7 @@ class DenseSynthesizer(Synthesizer):
         nn.init.zeros_(self.columns)
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
-        query = self.split_heads(self.hidden(hidden_states).relu())  # (B, H, Lq, d_h)
+        query = self.split_heads(linear(self.hidden, hidden_states).relu())  # (B, H, Lq, d_h)
         key, bias = positions.keys(self.columns), positions.keys(self.bias)
         if not positions.per_row:
             key, bias = key.unsqueeze(0), bias.unsqueeze(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..gemm import linear
 from ..logits import Logits, LowRank
 from ..positions import Positions
 from .base import Synthesizer
@@ -36,8 +37,8 @@ class DotProductSynthesizer(Synthesizer):
         """Stays as it is: it is the part that the others are added to."""
 
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.split_heads(self.key(hidden_states))
+        return self.split_heads(linear(self.key, hidden_states))
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         assert key_states is not None  # `project_keys` made them
-        return LowRank(self.split_heads(self.query(hidden_states)) * self.scaling, key_states)
+        return LowRank(self.split_heads(linear(self.query, hidden_states)) * self.scaling, key_states)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..errors import InvalidConfigError
+from ..gemm import linear
 from ..logits import Explicit, Logits, Tiled
 from ..positions import Positions
 from .base import Synthesizer
@@ -47,7 +48,7 @@ class FactorizedDenseSynthesizer(Synthesizer):
         nn.init.zeros_(self.inner_weight)
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
-        hidden = self.split_heads(self.hidden(hidden_states).relu())  # (B, H, Lq, d_h)
+        hidden = self.split_heads(linear(self.hidden, hidden_states).relu())  # (B, H, Lq, d_h)
         inner = hidden @ self.inner_weight + self.inner_bias  # (B, H, Lq, a)
         outer = hidden @ self.outer_weight + self.outer_bias  # (B, H, Lq, b)
         if not positions.per_row:

@@ -8,6 +8,7 @@ same for all of them.
   `fuse_for_inference`.
 - `floor`: value and output projections and one product of ready-made weights (H, L, L) with the values of the whole
   batch. What has to be done in any case by an attention whose weights are given; masks cost it nothing.
+- `sparse_strided` and the others that choose their keys: the same again.
 - peers: `fnet` (Transformers' Fourier mixing, which has no projections), `nystromformer` (Transformers', 64 landmarks),
   `linformer` (written here, because Transformers has none: keys and values projected along the length to 256).
 """
@@ -27,8 +28,8 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 
 import hf_synthesizer
 from hf_synthesizer import SynthesizerConfig
-from hf_synthesizer.attend.gemm import product
 from hf_synthesizer.families.bert import SynthesizerBertSelfAttention
+from hf_synthesizer.gemm import linear, product
 
 WIDTH, HEADS = 768, 12
 STOCK = "stock sdpa"
@@ -46,8 +47,9 @@ FUSED = tuple(
     f"{name} (fused)"
     for name in ("random", "fixed_random", "factorized_random", "random+salience", "random+dot_product")
 )  # dense ones have nothing that is the same for every input
+CHOOSING = ("sparse_strided", "sparse_fixed", "lsh_simple", "alsh_simple", "alsh_xbox", "alsh_sign", "routing")
 PEERS = ("fnet", "nystromformer", "linformer")
-BLOCKS = (STOCK, "stock eager", "floor", *VARIANTS, *FUSED, *PEERS)
+BLOCKS = (STOCK, "stock eager", "floor", *VARIANTS, *FUSED, *CHOOSING, *PEERS)
 
 
 class NotServed(Exception):
@@ -76,7 +78,7 @@ class Floor(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor]:
         batch, length, _ = hidden_states.shape
-        value = self.value(hidden_states).view(batch, length, HEADS, -1)
+        value = linear(self.value, hidden_states).view(batch, length, HEADS, -1)
         columns = value.permute(2, 1, 0, 3).reshape(HEADS, length, -1)  # (H, L, B·d_v)
         if torch.is_grad_enabled():
             mixed = self.weights @ columns

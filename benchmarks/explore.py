@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Times what was tried on the way to the fast routes, beside what was kept. docs/performance.md tells the story.
 
-    python benchmarks/explore.py           # about a minute on two cores
+    python benchmarks/explore.py           # a few minutes on two cores; the compiled ways need a C++ compiler
 
 Each experiment is one interleaved run. `relative` is the time of the way that was kept by that of the line: below 1, the
 line is slower.
@@ -20,10 +20,14 @@ from blocks import HEADS, STOCK, WIDTH, build
 from records import RESULTS, Results
 from timing import Bystanders, interleaved
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 from tqdm import tqdm
 
+from hf_synthesizer.attend import attend
 from hf_synthesizer.attend import blocks as tiles
-from hf_synthesizer.attend.gemm import product
+from hf_synthesizer.gemm import linear, product
+from hf_synthesizer.logits import Tiled
+from hf_synthesizer.synthesizers.factorized_dense import default_factors
 
 FIELDS = ("median_ms", "p20_ms", "p80_ms", "rounds", "relative", "gflops", "others")
 HEAD_WIDTH = WIDTH // HEADS
@@ -81,6 +85,13 @@ def library(length: int) -> Experiment:
     return runs, length, 2 * length * length * columns.shape[1] / 1e9
 
 
+def projection(length: int) -> Experiment:
+    """A value projection of 8 sequences, forward alone, by oneDNN and by `nn.Linear`."""
+    module, hidden_states = torch.nn.Linear(WIDTH, WIDTH), torch.randn(8, length, WIDTH)
+    runs = {"oneDNN": partial(linear, module, hidden_states), "nn.Linear": partial(module, hidden_states)}
+    return runs, length, 2 * hidden_states.numel() * WIDTH / 1e9
+
+
 def layout(length: int) -> Experiment:
     """The same product, transposed: the values' columns as rows, so that weights are read as columns."""
     weights, columns = torch.rand(length, length), torch.randn(length, 8 * HEAD_WIDTH)
@@ -124,15 +135,55 @@ def batch(length: int) -> Experiment:
     return {"one product for the batch": inference(block, hidden_states, None), "row by row": one_by_one}, length, 0.0
 
 
+def compiled(variant: str, length: int) -> Experiment:
+    """A block run by our eager routes, and the same block under torch.compile, which is given plain operations."""
+    block = build(variant, length, torch.float32)
+    hidden_states = torch.randn(4, length, WIDTH)
+    runs = {
+        "eager routes": inference(block, hidden_states, None),
+        "torch.compile": inference(torch.compile(block, dynamic=False), hidden_states, None),  # type: ignore[arg-type]
+    }
+    return runs, length, 0.0
+
+
+def flex(length: int) -> Experiment:
+    """The tiled logits of `factorized_dense` as the score function of a compiled FlexAttention."""
+    a, b = default_factors(length)
+    inner, outer = torch.randn(4, HEADS, length, a), torch.randn(4, HEADS, length, b)
+    value = torch.randn(4, HEADS, length, HEAD_WIDTH)
+    zeros = torch.zeros_like(value)
+    attention = torch.compile(flex_attention, dynamic=False)
+
+    def score(
+        _: torch.Tensor, row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        return inner[row, head, query, key % a] * outer[row, head, query, key // a]
+
+    def route() -> None:
+        with torch.no_grad():
+            attend(Tiled(inner, outer, length), value)
+
+    def flexible() -> None:
+        with torch.no_grad():
+            attention(zeros, zeros, value, score_mod=score)
+
+    return {"tiled route": route, "FlexAttention": flexible}, length, 0.0
+
+
 EXPERIMENTS: dict[str, tuple[Callable[[int], Experiment], int]] = {
     "table as bias": (bias, 2048),
     "softmax of a tile": (softmax, 512),
     "softmax and exp of a tile": (exponential, 512),
     "matrix product": (library, 512),
     "long matrix product": (library, 2048),
+    "projection": (projection, 512),
     "layout of the product": (layout, 512),
     "rows of a tile in training": (tile_rows, 2048),
     "batch of the static route": (batch, 512),
+    "random, compiled": (partial(compiled, "random"), 512),
+    "dense, compiled": (partial(compiled, "dense"), 512),
+    "factorized_dense, compiled": (partial(compiled, "factorized_dense"), 512),
+    "factorized_dense, FlexAttention": (flex, 512),
 }
 
 
@@ -149,6 +200,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     results = Results(arguments.output, FIELDS)
+    if arguments.quick:  # a compiler takes its time, however small the run
+        arguments.only = [name for name in arguments.only if "compiled" not in name and "Flex" not in name]
     for name in tqdm(arguments.only, unit="experiment", desc="explore"):
         experiment, length = EXPERIMENTS[name]
         torch.manual_seed(0)

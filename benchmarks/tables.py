@@ -85,6 +85,30 @@ def milliseconds() -> str:
     )
 
 
+def lengths() -> str:
+    """Other lengths and batch sizes, and ragged training."""
+    rows = read(RESULTS / "attention.csv")
+    wanted = [
+        ("inference", "none", "128", "1"),
+        ("inference", "none", "512", "1"),
+        ("inference", "none", "2048", "1"),
+        ("inference", "none", "4096", "1"),
+        ("inference", "none", "1024", "8"),
+        ("train", "none", "1024", "8"),
+        ("train", "none", "4096", "1"),
+        ("train", "ragged", "128", "8"),
+        ("train", "ragged", "512", "8"),
+    ]
+    columns = [
+        (
+            f"{'training' if mode == 'train' else mode}{', ragged' if padding == 'ragged' else ''}, {length}×{batch_size}",
+            chosen(rows, mode=mode, padding=padding, length=length, batch_size=batch_size),
+        )
+        for mode, padding, length, batch_size in wanted
+    ]
+    return by_variant(columns, speedup)
+
+
 def dropout() -> str:
     """Training with dropout of attention weights."""
     rows = read(RESULTS / "attention.csv")
@@ -139,6 +163,31 @@ def models() -> str:
     return by_variant(columns, speedup)
 
 
+def compression() -> str:
+    """What a tolerance buys at each length."""
+    rows = read(RESULTS / "compression.csv")
+    lines = [
+        [
+            row["variant"],
+            row["length"],
+            row["rank"],
+            row["error"],
+            f"{float(row['median_ms']):.1f}",
+            speedup(row),
+            row["growth"],
+        ]
+        for row in sorted(
+            rows,
+            key=lambda row: (
+                list(dict.fromkeys(r["variant"] for r in rows)).index(row["variant"]),
+                int(row["length"]),
+            ),
+        )
+    ]
+    head = ["attention", "L", "rank", "error", "ms", "speed to stock", "growth"]
+    return markdown(head, lines) + "\n\n" + provenance(rows)
+
+
 def explore() -> str:
     """What was tried, beside what was kept."""
     rows = read(RESULTS / "explore.csv")
@@ -150,7 +199,8 @@ def explore() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    made.__name__: made for made in (speed, milliseconds, dropout, bfloat16, memory, models, decode, explore)
+    made.__name__: made
+    for made in (speed, milliseconds, lengths, dropout, bfloat16, memory, compression, models, decode, explore)
 }
 
 

@@ -22,6 +22,13 @@ SCRIPTS = {
     "model": {"stock sdpa", "dense"},
     "decode": {"stock sdpa", "dense+salience"},
     "memory": {"stock sdpa", "random"},
+    "compression": {
+        "stock sdpa",
+        "factorized_random",
+        "factorized_random (fused)",
+        "factorized_random (tolerance 0.1)",
+        "factorized_random (tolerance 0.01)",
+    },
 }
 
 
@@ -75,7 +82,7 @@ def test_a_quick_run_measures_every_variant_with_machine_and_versions(script: st
 def test_explore_runs_every_experiment(tmp_path: Path) -> None:
     done = run("explore", "--quick", "--output", tmp_path / "explore.csv")
     assert done.returncode == 0, done.stderr
-    assert len({row["model"] for row in lines(tmp_path / "explore.csv")}) == 8
+    assert len({row["model"] for row in lines(tmp_path / "explore.csv")}) == 9
 
 
 def test_what_is_in_the_file_is_measured_again_only_when_forced(

@@ -135,3 +135,21 @@ def test_parameters_that_change_behind_a_fused_layer() -> None:
         model.encoder.layer[1].attention.self.synthesizer.table.add_(1)
     with pytest.raises(FusedModelError, match="changed after fuse_for_inference"):
         model(**batch("BertModel"))
+
+
+@pytest.mark.parametrize("variant", ["factorized_random", "random"])
+def test_compression_of_a_long_table_keeps_its_word(variant: str) -> None:
+    """Few directions are looked for first (factorized_random), and then all (random, whose table has full rank)."""
+    torch.manual_seed(0)
+    layer = SynthesizerAttention(24, 3, variant, max_length=160).eval()
+    with torch.no_grad():
+        for parameter in layer.synthesizer.parameters():
+            parameter.mul_(2 if variant == "factorized_random" else 5)
+        hidden_states = torch.randn(2, 160, 24)
+        expected, state = layer(hidden_states)[0], torch.random.get_rng_state()
+        (report,) = fuse_for_inference(layer, tolerance=0.05).layers
+        assert torch.equal(torch.random.get_rng_state(), state)
+        assert report.rank is not None and 1 < report.rank <= (20 if variant == "factorized_random" else 80)
+        assert report.error <= 0.05
+        value = (hidden_states @ layer.value.weight.T + layer.value.bias).abs().max()
+        assert ((layer(hidden_states)[0] - expected).abs().max() <= 0.05 * value * 24).item()

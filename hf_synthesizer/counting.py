@@ -30,11 +30,17 @@ def count_flops(module: nn.Module, *inputs: Any, **kwargs: Any) -> int:
     It counts matrix products and attention kernels, a multiply-add as two, and nothing elementwise: neither softmax,
     nor the outer products of `factorized_dense`.
     """
-    # The operator by which our own products reach oneDNN; the counter does not know it.
-    known = {torch.ops.mkldnn._linear_pointwise: _linear_flops} if torch.backends.mkldnn.is_available() else {}
+    # The kernel of attention on CPUs, and the operator by which our own products reach oneDNN: the counter knows neither.
+    known: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+    if torch.backends.mkldnn.is_available():
+        known[torch.ops.mkldnn._linear_pointwise] = _linear_flops
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=known) as counter:
         module(*inputs, **kwargs)
     return counter.get_total_flops()
+
+
+def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * query.numel() * key[-2] + 2 * query[:-1].numel() * value[-2:].numel()
 
 
 def _linear_flops(rows: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:

@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from hf_synthesizer import patch_model
+from hf_synthesizer import list_variants, patch_model
 from hf_synthesizer.plan import FORMAT_VERSION
-from tests.models import VARIANTS, build, randomize
+from tests.models import MIXTURES, build, randomize
 
 FOLDER = Path(__file__).parent / "reference_checkpoints"
 INPUT_IDS = [[2, 5, 9, 12, 7, 3], [2, 8, 15, 3, 0, 0]]
 ATTENTION_MASK = [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]
 SPECS = {
-    **{f"bert-{variant}": ("BertForSequenceClassification", variant) for variant in VARIANTS},
+    **{f"bert-{variant}": ("BertForSequenceClassification", variant) for variant in (*list_variants(), *MIXTURES)},
     "bert-hybrid": ("BertForSequenceClassification", {0: "factorized_random"}),
     "t5-hybrid": ("T5ForConditionalGeneration", {"encoder": "dense+salience", "decoder": "random+dot_product"}),
 }

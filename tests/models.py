@@ -11,6 +11,7 @@ from transformers.models.bert import modeling_bert
 from transformers.models.t5 import modeling_t5
 
 from hf_synthesizer import list_variants
+from hf_synthesizer.synthesizers.registry import get_variant
 
 MIXTURES = (
     "random+dot_product",
@@ -22,7 +23,13 @@ MIXTURES = (
     "dense+salience",
     "factorized_dense+salience",
 )
-VARIANTS = (*list_variants(), *MIXTURES)
+CHOOSING = tuple(name for name in list_variants() if get_variant(name).chooses_keys)
+WHOLE_SEQUENCE = tuple(name for name in list_variants() if get_variant(name).whole_sequence)
+"""The variants for encoders alone."""
+RELATIVES = tuple(name for name in CHOOSING if name != "sparse_strided")
+"""They differ from `sparse_strided` in the choice alone: `tests/test_choosing.py` holds them to the most telling tests."""
+VARIANTS = (*(name for name in list_variants() if name not in RELATIVES), *MIXTURES)
+"""What every other test of all variants runs over."""
 MAX_LENGTH = 24
 
 BERT_HEADS = (

@@ -6,6 +6,11 @@ import math
 
 import numpy as np
 
+from tests import naive_choices
+
+SHARED = ("sparse_strided", "sparse_fixed", "lsh_simple", "alsh_simple", "alsh_xbox", "alsh_sign", "routing")
+"""The variants whose queries choose their keys."""
+
 
 def linear(state: dict[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
     """`W x + b` for one token."""
@@ -53,6 +58,8 @@ def logits(
     """S (H, L, L) of any variant, for the tokens x (L, d) of one row."""
     length, parts = len(x), variant.split("+")
     out = np.zeros((heads, length, length))
+    if variant in SHARED:
+        return chosen_logits(variant, state, x, heads, **options)
     for h in range(heads):
         for part in parts:
             prefix = f"parts.{part}." if len(parts) > 1 else ""
@@ -61,6 +68,26 @@ def logits(
             for i in range(length):
                 for j in range(length):
                     out[h, i, j] += alpha * logit(part, own, x, h, i, j, heads, **options)
+    return out
+
+
+def chosen_logits(
+    variant: str,
+    state: dict[str, np.ndarray],
+    x: np.ndarray,
+    heads: int,
+    *,
+    keep: list[bool],
+    scaling: float | None = None,
+    **options,
+) -> np.ndarray:
+    """Inner products of shared queries and keys, and −∞ where a query does not choose a key: (H, L, L)."""
+    vectors = np.stack([np.split(linear(state, "projection", token), heads) for token in x], axis=1)  # (H, L, d)
+    meets = naive_choices.chosen(variant, state, vectors, keep, **options)
+    scaling = 1 / math.sqrt(vectors.shape[-1]) if scaling is None else scaling
+    out = np.full(meets.shape, -np.inf)
+    for h, i, j in zip(*meets.nonzero(), strict=True):
+        out[h, i, j] = scaling * sum(a * b for a, b in zip(vectors[h, i], vectors[h, j], strict=True))
     return out
 
 
@@ -75,7 +102,7 @@ def attention(
     weights, output = np.zeros_like(scores), np.zeros((length, heads, values.shape[-1]))
     for h in range(heads):
         for i in range(length):
-            visible = [j for j in range(length) if keep[j] and not (causal and j > i)]
+            visible = [j for j in range(length) if keep[j] and not (causal and j > i) and scores[h, i, j] > -np.inf]
             if not visible:
                 continue
             top = max(scores[h, i, j] for j in visible)

@@ -31,10 +31,11 @@ from hf_synthesizer import (
 from hf_synthesizer.auto import serving_auto_classes
 from hf_synthesizer.families import get_family
 from hf_synthesizer.families.mixin import SynthesizerMixin
-from tests.models import HEADS, VARIANTS, batch, build, first_output
+from tests.models import HEADS, RELATIVES, VARIANTS, batch, build, first_output
 from tests.tokenizers import save_tokenizer
 
 MATRIX = [(variant, head) for variant in VARIANTS for head in HEADS]
+MATRIX += [(variant, head) for variant in RELATIVES for head in ("BertForSequenceClassification", "T5EncoderModel")]
 ENCODER, SEQ2SEQ = "BertForSequenceClassification", "T5ForConditionalGeneration"
 
 

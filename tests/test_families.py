@@ -14,7 +14,7 @@ from hf_synthesizer import list_families, patch_model
 from hf_synthesizer.families import get_family
 from hf_synthesizer.families.bert import SynthesizerBertSelfAttention
 from hf_synthesizer.families.t5 import SynthesizerT5Attention
-from tests.models import VARIANTS, batch, bert_config, build, first_output, t5_config
+from tests.models import CHOOSING, VARIANTS, batch, bert_config, build, first_output, t5_config
 from tests.test_laws import randomize_synthesizers
 
 HEADS = ("BertForSequenceClassification", "T5ForConditionalGeneration")
@@ -75,7 +75,9 @@ def test_recorded_attentions_and_hidden_states(variant: str, head: str) -> None:
     assert len(attentions) == 2 and len(hidden_states) == 3
     for weights in attentions:
         assert weights.shape == (3, 3, 8, 8)
-        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 3, 8))
+        seen = (weights > 0).any(-1) if variant in CHOOSING else torch.ones(3, 3, 8)  # padding chooses no keys
+        assert seen[0].all()
+        torch.testing.assert_close(weights.sum(-1), seen.float())
         assert weights[2, :, :, 6:].max() == 0  # padding
     if prefix:
         assert len(out.decoder_attentions) == len(out.cross_attentions) == 2
@@ -247,7 +249,7 @@ def test_a_band_mask_moves_no_positions(head: str) -> None:
 
 
 def test_variants_and_families_are_what_the_tests_think() -> None:
-    assert len(VARIANTS) == 15 and list_families() == ["bert", "t5"]
+    assert len(VARIANTS) == 16 and len(CHOOSING) == 7 and list_families() == ["bert", "t5"]
 
 
 def test_t5_block_zero_hands_on_the_position_bias() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from hf_synthesizer import SynthesizerAttention, SynthesizerConfig, patch_model
 from tests import naive
-from tests.models import build, mask, randomize
+from tests.models import CHOOSING, build, mask, randomize
 
 N, HEADS, WIDTH = 12, 3, 12
 LENGTHS = (1, 2, N - 1, N)
@@ -21,12 +21,14 @@ def numpy_state(module: torch.nn.Module) -> dict[str, np.ndarray]:
 
 def naive_rows(synthesizer, values, hidden_states, keep, *, causal=False, bias=0.0, scaling=None):
     """The naive weights and outputs of a whole batch: (B, H, L, L) and (B, L, H·d_v)."""
-    options = {"mixing": synthesizer.config.mixing} | ({} if scaling is None else {"scaling": scaling})
+    config, options = synthesizer.config, {} if scaling is None else {"scaling": scaling}
+    chooses = config.variant in CHOOSING
+    options |= {"causal": causal, "max_length": synthesizer.max_length} if chooses else {"mixing": config.mixing}
+    options |= {name: getattr(config, name) for name in ("stride", "bucket_size", "qnf")} if chooses else {}
     rows = []
     for row, value, visible in zip(hidden_states.double().numpy(), values.double().numpy(), keep, strict=True):
-        scores = naive.logits(
-            synthesizer.config.variant, numpy_state(synthesizer), row, synthesizer.num_heads, **options
-        )
+        own = {"keep": visible.bool().tolist()} if chooses else {}
+        scores = naive.logits(config.variant, numpy_state(synthesizer), row, synthesizer.num_heads, **options, **own)
         rows.append(naive.attention(scores + bias, value, visible.bool().tolist(), causal))
     weights, outputs = zip(*rows, strict=True)
     return torch.tensor(np.stack(weights)), torch.tensor(np.stack(outputs))

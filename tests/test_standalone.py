@@ -10,7 +10,7 @@ import hf_synthesizer
 from hf_synthesizer import SynthesizerAttention, SynthesizerConfig, count_flops, count_parameters, list_variants
 from hf_synthesizer.synthesizers import build_synthesizer
 from hf_synthesizer.synthesizers.registry import get_variant
-from tests.models import VARIANTS
+from tests.models import CHOOSING, VARIANTS
 
 D, H, N, K = 64, 4, 32, 8
 A, B = 8, 4
@@ -22,6 +22,7 @@ COUNTS = {
     "factorized_dense": D * D + D * (A + B),
     "dot_product": 2 * D * D,
     "salience": D * H,
+    **dict.fromkeys(CHOOSING, D * D),
 }
 SHARED = {
     "random": N * N,
@@ -86,7 +87,14 @@ def test_attention_layer_shapes(variant: str) -> None:
         "FactorizedRandomSynthesizer",
         "FixedRandomSynthesizer",
         "RandomSynthesizer",
+        "RoutingSynthesizer",
         "SalienceSynthesizer",
+        "SignALSHSynthesizer",
+        "SimpleALSHSynthesizer",
+        "SimpleLSHSynthesizer",
+        "SparseFixedSynthesizer",
+        "SparseStridedSynthesizer",
+        "XboxALSHSynthesizer",
     ],
 )
 def test_each_variant_is_a_plain_module(name: str) -> None:

@@ -7,6 +7,7 @@ makes them again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from .sparse import Rows
 
 TILE = 32  # queries of one bucket that go together
-ENTRIES = 1 << 15  # of queries and hashes that are worked on at a time
+ENTRIES = 1 << 14  # of queries and hashes that are worked on at a time
 
 
 def attend(choice: Buckets, rows: Rows) -> torch.Tensor:
@@ -31,31 +32,58 @@ def attend(choice: Buckets, rows: Rows) -> torch.Tensor:
     batch, heads, length, width = rows.value.shape
     if length <= choice.bucket_size:
         return _all(rows)
-    query, key, value = (x.flatten(0, 1) for x in (rows.query, rows.key, rows.value))  # (b·H, n, …)
-    together = max(1, ENTRIES // (length * len(choice.directions)))
-    recompute = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    made = []
-    for start in range(0, batch * heads, together):
-        part = slice(start, start + together)
-        found = choice.find(query[part], key[part])
-        arguments = (choice.bucket_size, found, query[part], key[part], value[part], _bias(rows, part), rows)
-        if recompute:
-            made.append(checkpoint(_some_heads, *arguments, use_reentrant=False))
-        else:
-            made.append(_some_heads(*arguments))
-    return torch.cat(made).view(batch, heads, length, width)
+    made = [_some(choice, part) for part in parts_of(rows, len(choice.directions))]
+    return torch.cat(made, dim=1).unflatten(1, (batch, heads)).permute(1, 2, 0, 3)  # made as (n, b·H, d_v)
 
 
-def _some_heads(
+@dataclass(frozen=True)
+class Part:
+    """Some heads of some rows, one after the other: query and key (g, n, r), value (g, n, d_v), bias (g, 1 or n, n)."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    bias: torch.Tensor | None
+    scaling: float
+    dropout: float
+
+
+def parts_of(rows: Rows, hashes: int) -> Iterator[Part]:
+    """All rows at once if they are short; else some heads of one row at a time."""
+    batch, heads, length, _ = rows.value.shape
+    together = max(1, ENTRIES // (length * hashes))
+    bias = None if rows.bias is None else rows.bias.expand(batch, heads, -1, -1)
+    every = batch if together >= batch * heads else 1
+    for row in range(0, batch, every):
+        for head in range(0, heads, heads if every > 1 else together):
+            own = slice(row, row + every), slice(head, head + (heads if every > 1 else together))
+            query, key, value = (x[own].flatten(0, 1) for x in (rows.query, rows.key, rows.value))
+            yield Part(
+                query, key, value, None if bias is None else bias[own].flatten(0, 1), rows.scaling, rows.dropout
+            )
+
+
+def _some(choice: Buckets, part: Part) -> torch.Tensor:
+    """(n, g, d_v)."""
+    found = choice.find(part.query, part.key)
+    tensors = (part.query, part.key, part.value, part.bias)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        made = checkpoint(_meet, choice.bucket_size, found, part, *tensors, use_reentrant=False)
+    else:
+        made = _meet(choice.bucket_size, found, part, *tensors)
+    return made.transpose(0, 1)
+
+
+def _meet(
     size: int,
     found: Found,
+    part: Part,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     bias: torch.Tensor | None,
-    rows: Rows,
 ) -> torch.Tensor:
-    """(g, n, d_v) for query and key (g, n, r) and value (g, n, d_v)."""
+    """(g, n, d_v) for the tensors of a part."""
     heads, length, width = value.shape
     tiles = Tiles.of(found)
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -65,11 +93,11 @@ def _some_heads(
     logits = logits.transpose(1, 2).flatten(2)  # (g, n, T·k)
     columns = columns_of(found)
     kept = best(logits.detach(), columns, found, size)
-    logits = logits * rows.scaling
+    logits = logits * part.scaling
     if bias is not None:
         logits = logits + _picked(bias, columns)
     logits = logits.masked_fill(~kept, torch.finfo(logits.dtype).min)
-    weights = functional.dropout(logits.softmax(-1).masked_fill(~kept, 0.0).to(value.dtype), rows.dropout)
+    weights = functional.dropout(logits.softmax(-1).masked_fill(~kept, 0.0).to(value.dtype), part.dropout)
     weights = weights.unflatten(-1, (-1, columns.shape[-1] // found.bucket.shape[-2])).transpose(1, 2)  # (g, T, n, k)
     sorted_weights = weights.flatten(0, 2)[tiles.entries]  # (t, TILE, k)
     mixed = sorted_weights @ value.reshape(-1, width)[tiles.members]  # (t, TILE, d_v)
@@ -174,14 +202,6 @@ def _without_holes(choice: Buckets, rows: Rows, number: int) -> torch.Tensor:
     query, key, value = (x[number, None, :, tokens] for x in (rows.query, rows.key, rows.value))
     made = attend(choice, Rows(query, key, value, bias, None, rows.scaling, rows.dropout, rows.causal))
     return torch.zeros_like(rows.value[number, None]).index_copy(-2, tokens, made)
-
-
-def _bias(rows: Rows, part: slice) -> torch.Tensor | None:
-    """The bias (g, 1 or n, n) of some heads of some rows."""
-    if rows.bias is None:
-        return None
-    batch, heads = rows.value.shape[:2]
-    return rows.bias.expand(batch, heads, -1, -1).flatten(0, 1)[part]
 
 
 def _picked(bias: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,8 @@ def attend(choice: Clusters, rows: Rows) -> torch.Tensor:
     keep = None if rows.holes is None else rows.holes.unsqueeze(1)
     labels = choice.labels(rows.key, keep)  # (b, H, n)
     batch, heads, length, width = rows.value.shape
-    query, key, value = (x.reshape(-1, x.shape[-1]) for x in (rows.query, rows.key, rows.value))  # (b·H·n, …)
+    # As (b·n·H, …), which is how projections leave them in memory.
+    query, key, value = (x.transpose(1, 2).reshape(-1, x.shape[-1]) for x in (rows.query, rows.key, rows.value))
     output = torch.zeros_like(value)
     for members, held in groups(labels, keep):  # (c, size) each
         mask = _mask(members, held, rows)
@@ -32,35 +34,40 @@ def attend(choice: Clusters, rows: Rows) -> torch.Tensor:
             dropout_p=rows.dropout,
             scale=rows.scaling,
         )[:, 0, :, :width]
-        output = output.index_put((members[held],), made[held])
-    return output.view(batch, heads, length, width)
+        if torch.is_grad_enabled():
+            output = output.index_put((members[held],), made[held])
+        else:
+            output[members[held]] = made[held]
+    return output.view(batch, length, heads, width).transpose(1, 2)
 
 
-def groups(labels: torch.Tensor, keep: torch.Tensor | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def groups(labels: torch.Tensor, keep: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Clusters of like size, for labels (b, H, n) of the tokens in `keep` (b, 1, n).
 
-    For each size the members (c, size) of c clusters, as numbers among all b·H·n tokens, and whether a place is taken.
+    For each size the members (c, size) of c clusters, as numbers among the b·n·H tokens of all heads, and whether a
+    place is taken.
     """
+    batch, heads, length = labels.shape
     count = int(labels.max()) + 1
-    row = torch.arange(labels.shape[0] * labels.shape[1], device=labels.device).view(*labels.shape[:2], 1)
-    cluster = (row * count + labels).flatten()  # of all tokens, whatever row and head
-    tokens = torch.arange(len(cluster), device=labels.device)
+    row, head, slot = (torch.arange(size, device=labels.device) for size in (batch, heads, length))
+    row, head = row.view(-1, 1, 1), head.view(-1, 1)
+    cluster = ((row * heads + head) * count + labels).flatten()  # of all tokens, whatever row and head
+    tokens = ((row * length + slot) * heads + head).flatten()
     if keep is not None:
-        tokens = tokens[keep.expand_as(labels).flatten()]
-    cluster, order = cluster[tokens].sort(stable=True)
+        held = keep.expand_as(labels).flatten()
+        cluster, tokens = cluster[held], tokens[held]
+    cluster, order = cluster.sort(stable=True)
     tokens = tokens[order]
     _, sizes = cluster.unique_consecutive(return_counts=True)
     starts = sizes.cumsum(0) - sizes
-    found = []
     size, smaller = SMALLEST, 0
     while smaller < int(sizes.max()):
         chosen = (sizes > smaller) & (sizes <= size)
         if bool(chosen.any()):
             places = torch.arange(min(size, int(sizes[chosen].max())), device=labels.device)
-            held = places < sizes[chosen].unsqueeze(-1)
-            found.append((tokens[(starts[chosen].unsqueeze(-1) + places).clamp(max=len(tokens) - 1)], held))
+            taken = places < sizes[chosen].unsqueeze(-1)
+            yield tokens[(starts[chosen].unsqueeze(-1) + places).clamp(max=len(tokens) - 1)], taken
         size, smaller = 2 * size, size
-    return found
 
 
 def _mask(members: torch.Tensor, held: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -68,10 +75,9 @@ def _mask(members: torch.Tensor, held: torch.Tensor, rows: Rows) -> torch.Tensor
     allowed = held.unsqueeze(-2)
     if rows.bias is None:
         return allowed.expand(-1, held.shape[-1], -1)
-    batch, heads, length, _ = rows.value.shape
+    _, heads, length, _ = rows.value.shape
     bias = rows.bias.to(rows.value.dtype)
-    head = members // length  # of all rows
-    row, head, slot = head // heads, head % heads, members % length
+    row, slot, head = members // (length * heads), members // heads % length, members % heads
     picked = bias[
         (row if len(bias) > 1 else row * 0)[..., :, None],
         (head if bias.shape[1] > 1 else head * 0)[..., :, None],

@@ -68,40 +68,63 @@ def serves(logits: Sparse, value: torch.Tensor, mask: AttentionMask) -> bool:
 def attend(logits: Sparse, value: torch.Tensor, mask: AttentionMask, causal: bool, dropout: float) -> torch.Tensor:
     """The output (B, H, L, d_v). `mask` is a simplified one; `causal` says whether the layer is a decoder's."""
     way = WAYS[type(logits.choice)]
-    dtype = value.dtype
+    query, key = (tensor.to(value.dtype) for tensor in (logits.query, logits.key))
     with torch.autocast(value.device.type, enabled=False):
-        whole = Rows(
-            logits.query.to(dtype), logits.key.to(dtype), value, mask.bias, None, logits.scaling, dropout, causal
-        )
+        whole = Rows(query, key, value, mask.bias, None, logits.scaling, dropout, causal)
         if mask.keep is None:
             return way(logits.choice, whole)
-        output = torch.zeros_like(value)
-        for rows, first, last in equal_rows(mask.keep[:, 0, 0].expand(len(value), -1)):
-            made = way(logits.choice, _cut(whole, mask.keep, rows, slice(first, last)))
-            output = output.index_put((rows,), torch.nn.functional.pad(made, (0, 0, first, value.shape[-2] - last)))
-    return output
+        keep = mask.keep[:, 0, 0]  # (B or 1, L)
+        made, order = [], []
+        for rows, first, last in equal_rows(keep):
+            everything = len(rows) == len(keep)
+            part = _cut(whole, keep, slice(None) if everything else rows, slice(first, last))
+            made.append(_padded(way(logits.choice, part) if first < last else part.value, first, value.shape[-2]))
+            order += rows
+    if len(made) == 1:
+        return made[0]
+    output = torch.cat(made)
+    return output if order == sorted(order) else output[torch.tensor(order, device=value.device).argsort()]
 
 
-def equal_rows(keep: torch.Tensor) -> Iterator[tuple[torch.Tensor, int, int]]:
+def equal_rows(keep: torch.Tensor) -> Iterator[tuple[list[int], int, int]]:
     """The rows of `keep` (B, L) with the same first and last token: their numbers, the first slot, and the last + 1."""
     slots = torch.arange(keep.shape[-1], device=keep.device)
-    first = torch.where(keep, slots, keep.shape[-1]).amin(-1)
     last = torch.where(keep, slots, -1).amax(-1) + 1
+    first = torch.where(keep, slots, keep.shape[-1]).amin(-1).minimum(last)  # both are 0 where there is no token
     groups: dict[tuple[int, int], list[int]] = {}
     for row, extent in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
-        if extent[0] < extent[1]:
-            groups.setdefault(extent, []).append(row)
+        groups.setdefault(extent, []).append(row)
     for (start, stop), rows in groups.items():
-        yield torch.tensor(rows, device=keep.device), start, stop
+        yield rows, start, stop
 
 
-def _cut(whole: Rows, keep: torch.Tensor, rows: torch.Tensor, slots: slice) -> Rows:
+def _cut(whole: Rows, keep: torch.Tensor, rows: slice | list[int], slots: slice) -> Rows:
+    """Some slots of some rows; as views, where the rows are next to each other."""
+    if isinstance(rows, list) and rows[-1] - rows[0] == len(rows) - 1:
+        rows = slice(rows[0], rows[-1] + 1)
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[:, :, slots][rows]
+
     bias = whole.bias
     if bias is not None:
-        bias = bias if len(bias) == 1 else bias[rows]
         bias = bias[..., slots] if bias.shape[-2] == 1 else bias[..., slots, slots]
-    holes = keep[:, 0, 0, slots].expand(len(whole.value), -1)[rows]
-    query, key, value = (tensor[rows, :, slots] for tensor in (whole.query, whole.key, whole.value))
+        bias = bias if len(bias) == 1 else bias[rows]
+    holes = keep[:, slots] if len(keep) == 1 else keep[rows, slots]
+    query = cut(whole.query)
     return Rows(
-        query, key, value, bias, None if bool(holes.all()) else holes, whole.scaling, whole.dropout, whole.causal
+        query=query,
+        key=query if whole.key is whole.query else cut(whole.key),
+        value=cut(whole.value),
+        bias=bias,
+        holes=None if bool(holes.all()) else holes.expand(len(query), -1),
+        scaling=whole.scaling,
+        dropout=whole.dropout,
+        causal=whole.causal,
     )
+
+
+def _padded(made: torch.Tensor, first: int, length: int) -> torch.Tensor:
+    """(b, H, n, d_v) with zeros around: (b, H, L, d_v)."""
+    behind = length - first - made.shape[-2]
+    return torch.nn.functional.pad(made, (0, 0, first, behind)) if first or behind else made

@@ -168,4 +168,5 @@ def _halves(rows: Rows) -> tuple[Heads, Heads]:
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(parts, dim=1)
+    # As (b, n, H, d_v) in memory, which is how the output projection reads them.
+    return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)

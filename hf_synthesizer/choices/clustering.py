@@ -26,10 +26,9 @@ class Clusters(Choice):
 
     directions: torch.Tensor
 
-    @torch.no_grad()
     def labels(self, key: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
         """The cluster of each token: (…, L), for x = `key` (…, L, d). `keep` broadcasts to (…, L)."""
-        with torch.autocast(key.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
             key = functional.normalize(key.to(torch.promote_types(key.dtype, torch.float32)), dim=-1)
             directions = self.directions.to(key.dtype)
             if keep is None:
@@ -40,11 +39,11 @@ class Clusters(Choice):
                 beyond = torch.arange(len(directions), device=key.device) >= count  # (…, K)
                 affinity = affinity.masked_fill(beyond.unsqueeze(-2), float("-inf"))
             for _ in range(ITERATIONS):
-                members = functional.one_hot(affinity.argmax(-1), len(directions))  # (…, L, K)
+                members = torch.zeros_like(affinity).scatter(-1, affinity.argmax(-1, keepdim=True), 1.0)  # (…, L, K)
                 if keep is not None:
                     members = members * keep.unsqueeze(-1)
                 empty = members.sum(-2, keepdim=True) == 0  # (…, 1, K)
-                centroids = functional.normalize(members.to(key.dtype).transpose(-1, -2) @ key, dim=-1)  # (…, K, d)
+                centroids = functional.normalize(members.transpose(-1, -2) @ key, dim=-1)  # (…, K, d)
                 affinity = (key @ centroids.transpose(-1, -2)).masked_fill(empty, float("-inf"))
             return affinity.argmax(-1)
 

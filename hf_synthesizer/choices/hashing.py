@@ -96,10 +96,9 @@ class Buckets(Choice):
     directions: torch.Tensor
     bucket_size: int
 
-    @torch.no_grad()
     def find(self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None = None) -> Found:
         """Fill the buckets with keys (…, Lk, d), and look up the queries' (…, Lq, d). `keep` broadcasts to (…, Lk)."""
-        with torch.autocast(key.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
             query, key = _wide(query), _wide(key)
             norms = key.norm(dim=-1)
             if keep is not None:

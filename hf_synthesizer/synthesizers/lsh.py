@@ -8,7 +8,6 @@ import torch
 
 from ..choices import Buckets
 from ..choices.hashing import (
-    Transform,
     sign_alsh,
     sign_alsh_normalised,
     simple_alsh,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..choices import Choice
+from ..gemm import linear
 from ..logits import Logits, Sparse
 from ..positions import Positions
 from .base import Synthesizer
@@ -49,7 +50,7 @@ class SharedProjectionSynthesizer(Synthesizer):
         self.causal = causal
 
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.split_heads(self.projection(hidden_states))
+        return self.split_heads(linear(self.projection, hidden_states))
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         assert key_states is not None  # `project_keys` made them

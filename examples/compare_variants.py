@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         ).eval()
         with torch.no_grad():
             output, weights = layer(hidden_states)
-        logits, flops = count_parameters(layer.synthesizer), count_flops(layer, hidden_states)
+        logits, flops = count_parameters(layer.synthesizer), count_flops(layer, hidden_states, need_weights=False)
         rows.append((variant, tuple(output.shape), tuple(weights.shape), logits, count_parameters(layer), flops))
 
     stock = rows[0]

@@ -36,7 +36,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "stage1-40": {"method": "distill", "steps": (40, 0)},
     "stage1-80": {"method": "distill", "steps": (80, 0)},
     "closed-form, stage1-40, stage2-360": {"steps": (40, 360)},
-    "closed-form, stage1-40, stage2-360, no head": {"steps": (40, 360), "logits_weight": 0.0},
+    "closed-form, stage1-40, stage2-360, rate 1e-3": {"steps": (40, 360), "learning_rate": 1e-3},
     "stage1-40, stage2-360": {"method": "distill", "steps": (40, 360)},
 }
 
@@ -89,12 +89,13 @@ def main(argv: list[str] | None = None) -> None:
         for recipe in arguments.recipes:
             if any((r["task"], r["variant"], r["recipe"]) == (arguments.task, variant, recipe) for r in found):
                 continue
-            found.append(probe(bench, arguments.task, variant, recipe))
-            print(found[-1], flush=True)
-            with arguments.output.open("w", newline="") as file:
+            row = probe(bench, arguments.task, variant, recipe)
+            print(row, flush=True)
+            with arguments.output.open("a", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS.split())
-                writer.writeheader()
-                writer.writerows(found)
+                if not file.tell():
+                    writer.writeheader()
+                writer.writerow(row)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from hf_synthesizer import (
 from hf_synthesizer.errors import CheckpointMismatchError
 from hf_synthesizer.transfer import closed_forms, first_order
 from hf_synthesizer.transfer.average import MeanWeights, best_factors
-from hf_synthesizer.transfer.distill import head_loss
 from hf_synthesizer.transfer.first_order import MeanStates
 from hf_synthesizer.transfer.observe import observe_calls, observing, pair_layers
 from tests.models import MAX_LENGTH, VARIANTS, batch, build, first_output, mask
@@ -249,35 +248,6 @@ def test_the_teacher_and_all_modes_are_left_as_they_were() -> None:
     trainable = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert trainable == {"bert.embeddings.word_embeddings.weight"}
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_what_a_head_says_is_compared_as_its_problem_wants() -> None:
-    student, teacher = torch.randn(5, 2), torch.randn(5, 2)
-    ours, theirs = student.softmax(-1), teacher.softmax(-1)
-    divergences = [sum(theirs[b, c] * (theirs[b, c] / ours[b, c]).log() for c in range(2)) for b in range(5)]
-    torch.testing.assert_close(head_loss(student, teacher), sum(divergences) / 5)
-    squares = [(student[b, c] - teacher[b, c]) ** 2 for b in range(5) for c in range(2)]
-    torch.testing.assert_close(head_loss(student, teacher, "regression"), sum(squares) / 10)
-    torch.testing.assert_close(head_loss(student[:, :1], teacher[:, :1]), sum(squares[::2]) / 5)
-    p, q = student.sigmoid(), teacher.sigmoid()
-    labels = (q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()).sum(-1).mean()
-    torch.testing.assert_close(head_loss(student, teacher, "multi_label_classification"), labels)
-    assert head_loss(student, torch.randn(5, 3)) is None  # heads for different labels
-    assert head_loss(torch.randn(5, 4, 9), torch.randn(5, 4, 9)) is None  # a row a token
-    assert head_loss(student, None) is None  # no head
-
-
-def test_a_head_learns_what_its_teacher_says() -> None:
-    teacher, batches = sharp(HEADS["bert"]), loader(HEADS["bert"])
-    with torch.no_grad():
-        teacher.classifier.weight.mul_(20)  # a head that has something to say
-    errors = []
-    for weight in (0.0, 4.0):
-        model = student_of(teacher, "dense")
-        transfer_attention(model, teacher, batches, steps=(0, 30), logits_weight=weight, progress=False)
-        with torch.no_grad():
-            errors.append(sum(head_loss(model(**b).logits, teacher(**b).logits).item() for b in batches))
-    assert errors[1] < 0.5 * errors[0]
 
 
 def test_a_bare_teacher_can_teach_a_model_with_a_head() -> None:

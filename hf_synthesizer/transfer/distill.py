@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..families.mixin import SynthesizerMixin
@@ -35,11 +34,9 @@ def weight_losses(
         yield pair, divergence(call, synthesized_weights(pair.student, call))
 
 
-def output_losses(
-    model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch
-) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-    """Stage 2: for each layer's output on the student's own hidden states, `|student − teacher|² / variance(teacher)`
-    over tokens; and the `head_loss`.
+def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
+    """Stage 2: for each layer's output on the student's own hidden states, `|student − teacher|² / variance(teacher)`,
+    over tokens. What a head says is left aside: beside the layers it was measured to do harm.
     """
     with torch.no_grad():
         wanted = teacher(**on_device(batch, teacher), output_hidden_states=True)
@@ -49,26 +46,7 @@ def output_losses(
         for student, target in zip(found.get(name) or (), wanted.get(name) or (), strict=True):
             if student.requires_grad or not torch.is_grad_enabled():
                 losses.append(relative_error(student, target.to(student.device), keep))
-    problem = getattr(teacher.config, "problem_type", None)
-    return losses, head_loss(found.get("logits"), wanted.get("logits"), problem)
-
-
-def head_loss(
-    student: torch.Tensor | None, target: torch.Tensor | None, problem: str | None = None
-) -> torch.Tensor | None:
-    """What a head (B, labels) says otherwise than its teacher's: `KL(teacher ‖ student)` of the classes' probabilities, the
-    squared error where it regresses (one label, or the config's `problem_type` says so), and the sum of each label's KL for
-    several at once; the mean over sequences. None where the two have no such head in common.
-    """
-    if student is None or target is None or student.shape != target.shape or student.dim() != 2:
-        return None
-    student, target = student.float(), target.to(student.device).float()
-    if problem == "regression" or student.shape[-1] == 1:
-        return functional.mse_loss(student, target)
-    if problem == "multi_label_classification":
-        student, target = (torch.stack([logits, torch.zeros_like(logits)], -1) for logits in (student, target))
-    student, target = student.log_softmax(-1), target.log_softmax(-1)
-    return (target.exp() * (target - student)).flatten(1).sum(-1).mean()
+    return losses
 
 
 def relative_error(student: torch.Tensor, target: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:

@@ -38,7 +38,6 @@ def transfer_attention(
     *,
     learning_rate: float = 5e-3,
     backbone_learning_rate: float = 3e-4,
-    logits_weight: float = 1.0,
     average_batches: int = 100,
     autocast: torch.dtype | None = None,
     checkpoint_dir: str | os.PathLike | None = None,
@@ -53,8 +52,7 @@ def transfer_attention(
     2. *distill*, stage 1: each layer sees the teacher's hidden states, and its logits are trained to the teacher's
        weights (KL over the rows of tokens).
     3. *distill*, stage 2: the model runs on its own hidden states, and all of it but the token embeddings is trained
-       so that every layer's output is the teacher's (squared error relative to the variance), and so are the logits of
-       a head that classifies or regresses, where both have one.
+       so that every layer's output is the teacher's (squared error relative to the variance).
 
     Args:
         model: a patched model.
@@ -64,8 +62,6 @@ def transfer_attention(
         steps: optimisation steps in all, a third of them for stage 1; or a pair (stage 1, stage 2).
         learning_rate: of the fresh parameters, warmed up and then lowered to 0 in each stage.
         backbone_learning_rate: of the pretrained parameters, in stage 2.
-        logits_weight: how much the head's divergence (classes) or squared error (regression) counts beside the mean error
-            of the layers, in stage 2; 0 leaves the head out, and so do models without a head (B, labels).
         average_batches: how many batches the mean is taken over, if the dataloader has as many.
         autocast: for instance `torch.bfloat16`, to compute in mixed precision.
         checkpoint_dir: where the state is saved every `save_steps` steps. A call with the same settings goes on from
@@ -91,7 +87,6 @@ def transfer_attention(
         "layers": {pair.label: pair.student.synthesizer.config.to_dict() for pair in pairs},
         "learning_rate": learning_rate,
         "backbone_learning_rate": backbone_learning_rate,
-        "logits_weight": logits_weight,
     }
     transfer = _Transfer(
         model,
@@ -101,7 +96,6 @@ def transfer_attention(
         TransferCheckpoint(checkpoint_dir, settings),
         save_steps,
         autocast,
-        logits_weight,
         progress and logging.is_progress_bar_enabled(),
     )
     fresh = fresh_parameters(pairs)
@@ -151,7 +145,6 @@ class _Transfer:
     checkpoint: TransferCheckpoint
     save_steps: int
     dtype: torch.dtype | None
-    logits_weight: float
     progress: bool
     judged_on: list[Batch] = field(default_factory=list)
 
@@ -243,12 +236,10 @@ class _Transfer:
         return total
 
     def match_outputs(self, batch: Batch) -> float:
-        """Stage 2: the gradient of the mean error of the layers' outputs, and of the head's."""
+        """Stage 2: the gradient of the mean error of the layers' outputs."""
         with self.autocast():
-            losses, head = output_losses(self.model, self.teacher, batch)
+            losses = output_losses(self.model, self.teacher, batch)
         loss = torch.stack(losses).mean()
-        if head is not None and self.logits_weight:
-            loss = loss + self.logits_weight * head
         loss.backward()
         return loss.item()
 
@@ -262,7 +253,7 @@ class _Transfer:
                 for pair in self.pairs:
                     call = calls.pop(pair.label)
                     sums[pair.label] += divergence(call, synthesized_weights(pair.student, call)).item()
-                sums[""] += torch.stack(output_losses(self.model, self.teacher, batch)[0]).mean().item()
+                sums[""] += torch.stack(output_losses(self.model, self.teacher, batch)).mean().item()
         return {label: total / max(len(self.judged_on), 1) for label, total in sums.items()}
 
     def report(self, before: dict[str, float], steps: int, seconds: float) -> TransferReport:

@@ -7,7 +7,7 @@ derivative, so that only code that is its own backward may call this.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,9 +51,10 @@ def linear(module: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     `forward` of its own (offloading), autocast, and a graph that is being traced.
     """
     if (
-        not _is_plain(module)
+        type(module) is not nn.Linear
+        or not _worth_it(tensor, module.out_features)
         or type(tensor) not in (torch.Tensor, nn.Parameter)
-        or not _worth_it(tensor, cast(nn.Linear, module).out_features)
+        or not _is_plain(module)
         or torch.is_autocast_enabled("cpu")
         or traced()
     ):
@@ -95,9 +96,9 @@ def _worth_it(a: torch.Tensor, columns: int) -> bool:
     )
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Linear) -> bool:
     """Whether a call of the module is `x Wᵀ + b`, and nothing more."""
-    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter or "forward" in module.__dict__:
+    if type(module.weight) is not nn.Parameter or "forward" in module.__dict__:
         return False
     own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return module.weight.dtype == torch.float32 and not (any(own) or hooks._has_any_global_hook())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
-from transformers.cache_utils import DynamicLayer
+from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.cache_utils import DynamicLayer, QuantizedLayer
 
 from hf_synthesizer import SequenceTooLongError, patch_model
 from tests.models import CHOOSING, VARIANTS, build, decoder, mask
@@ -124,6 +124,36 @@ def test_user_made_caches() -> None:
     for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=20)):
         assert torch.equal(generate(model, ids, do_sample=False, past_key_values=cache), expected)
     assert isinstance(DynamicCache(config=model.config).layers[0], DynamicLayer)
+
+
+class FourBits(QuantizedLayer):
+    """Quantization as the libraries for it do it: by groups of 8 numbers, all of them full."""
+
+    def __init__(self) -> None:
+        super().__init__(nbits=4, q_group_size=8, residual_length=4)
+
+    def _quantize(self, tensor: torch.Tensor, axis: int) -> tuple[torch.Tensor, ...]:
+        groups = tensor.reshape(-1, self.q_group_size)
+        low = groups.amin(-1, keepdim=True)
+        step = ((groups.amax(-1, keepdim=True) - low) / 15).clamp(min=1e-9)
+        return ((groups - low) / step).round().to(torch.uint8), low, step, torch.tensor(tensor.shape)
+
+    def _dequantize(self, quantized: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        numbers, low, step, shape = quantized
+        return (numbers * step + low).reshape(shape.tolist())
+
+
+@pytest.mark.parametrize("variant", ["random", "random+salience", "dense", "random+dot_product"])
+def test_a_quantized_cache(variant: str) -> None:
+    model, ids = patched("bert", variant), torch.randint(2, 64, (3, 5))
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits[:, -1]
+        cache = Cache(layers=[FourBits() for _ in range(2)])
+        first = model(input_ids=ids[:, :4], past_key_values=cache, use_cache=True)
+        step = model(input_ids=ids[:, 4:], past_key_values=first.past_key_values).logits[:, 0]
+    assert (step - expected).abs().mean() < 0.05 * expected.abs().mean()  # four bits
+    made = generate(model, ids, do_sample=False, past_key_values=Cache(layers=[FourBits() for _ in range(2)]))
+    assert made.shape == (3, 13)
 
 
 def test_generation_beyond_the_longest_sequence_says_so() -> None:

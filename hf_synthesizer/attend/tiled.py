@@ -32,7 +32,8 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if dropout or not terms.low_rank or terms.tiled or terms.explicit:
         return True
-    if torch.is_grad_enabled() and any(t.requires_grad for term in terms.static for t in term if t is not None):
+    bias = [terms.key_bias, *(tensor for term in terms.static for tensor in term)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bias if tensor is not None):
         return True  # the kernel has no gradient for its bias
     return value.dtype == torch.float32 and len(terms.low_rank) == 1 and value.shape[-2] >= SHORT
 

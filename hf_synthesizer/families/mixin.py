@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import nn
+from transformers.cache_utils import QuantizedLayer
 
 from ..attend import attend
 from ..config import SynthesizerConfig
@@ -170,7 +171,8 @@ class SynthesizerMixin(nn.Module):
         """Add the new tokens to the cache: key states and values of all tokens, and how many were there before.
 
         Pure synthesizers look at no other token, so that only values have to be kept; a key of width 1 stands in,
-        because Transformers reads a cache's length off its keys.
+        because Transformers reads a cache's length off its keys. A quantized cache works on groups of numbers, which one
+        a key would not fill: there keys are as wide as values.
         """
         key_states = self.synthesizer.project_keys(hidden_states)
         if past_key_values is None:
@@ -180,5 +182,9 @@ class SynthesizerMixin(nn.Module):
         if isinstance(past_length, torch.Tensor):
             past_length = past_length.clone()  # a static cache counts on in place
         stored = value.new_zeros(*value.shape[:-1], 1) if key_states is None else key_states
+        width = stored.shape[-1]
+        layers = getattr(cache, "layers", ())
+        if self.layer_idx < len(layers) and isinstance(layers[self.layer_idx], QuantizedLayer):
+            stored = nn.functional.pad(stored, (0, max(0, value.shape[-1] - width)))
         stored, value = cache.update(stored, value, self.layer_idx)
-        return None if key_states is None else stored, value, past_length
+        return None if key_states is None else stored[..., :width], value, past_length

@@ -27,7 +27,7 @@ def main() -> None:
     weights = made(torch.zeros(1, LENGTH, 64)).materialize()[0].softmax(-1).detach()
     figure, axes = pyplot.subplots(2, 4, figsize=(10, 5.4))
     for axis, head, name in zip(axes.flat, weights, (*PATTERNS, "default"), strict=True):
-        axis.imshow(head, cmap="Greys", vmin=0, vmax=float(head.max()))
+        axis.imshow(head, cmap="Greys", vmin=0, vmax=max(float(head.max()), 0.15))
         axis.set_title(name, fontsize=9)
         axis.set_xticks([])
         axis.set_yticks([])

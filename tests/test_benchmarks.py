@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from hf_synthesizer import list_variants
+
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 PROVENANCE = ("cpu", "cores", "threads", "torch", "transformers", "hf_synthesizer", "commit", "date")
@@ -174,3 +176,42 @@ def test_the_plots_are_drawn_from_the_results(benchmarks: Any, tmp_path: Path) -
         (tmp_path / source.name).write_bytes(source.read_bytes())
     plot.main(["--results", str(tmp_path)])
     assert (tmp_path / "speed-inference-none-float32.png").stat().st_size > 10_000
+
+
+def test_recall_of_random_queries_rises_with_the_hashes(tmp_path: Path) -> None:
+    options = ("--length", 64, "--sequences", 1, "--hashes", 1, 4, "--seeds", 1, "--output", tmp_path / "recall.csv")
+    done = run("recall", *options)
+    assert done.returncode == 0, done.stderr
+    found = {(row["variant"], row["hashes"]): float(row["recall"]) for row in lines(tmp_path / "recall.csv")}
+    assert len(found) == 13 and all(row["commit"] for row in lines(tmp_path / "recall.csv"))
+    for variant, hashes in found:
+        if hashes == "4":
+            assert 1 >= found[variant, "4"] > found[variant, "1"] > 0.5
+
+
+def test_growth_is_the_slope_of_the_logarithms(benchmarks: Any) -> None:
+    growth = benchmarks("growth")
+    assert growth.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == pytest.approx(2.0)
+
+
+def test_what_the_results_say_of_long_sequences() -> None:
+    """At 4096 tokens: faster than stock eager, smaller than stock SDPA with its mask, and growing less than quadratically."""
+    rows = [row for row in lines(BENCHMARKS / "results" / "growth.csv") if not row["variant"].startswith("stock")]
+    assert {row["variant"] for row in rows} >= {"sparse_strided", "sparse_fixed", "lsh_simple", "alsh_sign"}
+    for row in rows:
+        assert float(row["ms_4096"]) < float(row["stock_eager_ms"]) and float(row["exponent"]) < 2
+        if row["padding"] == "ragged":
+            assert float(row["total_mb"]) < float(row["stock_sdpa_total_mb"])
+
+
+def test_compare_mechanisms_measures_all(tmp_path: Path) -> None:
+    example = BENCHMARKS.parent / "examples" / "compare_mechanisms.py"
+    command = [sys.executable, str(example), "--quick", "--output", str(tmp_path / "plot.png")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    table = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.split()}
+    for name in ("stock", *list_variants()):
+        assert len(table[name]) == 7, table[name]
+    assert table["stock"][-1] == table["dot_product"][-1] == "1.00"
+    assert "100%" in done.stderr and (tmp_path / "plot.png").stat().st_size > 5_000

@@ -270,9 +270,8 @@ class LargestTensor(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                # An expanded tensor is no larger in memory than what it was expanded from.
-                self.numel = max(self.numel, sum(leaf.untyped_storage().size() for _ in (0,)) // leaf.itemsize)
+            if isinstance(leaf, torch.Tensor):  # an expanded one is no larger than what it was expanded from
+                self.numel = max(self.numel, leaf.untyped_storage().nbytes() // leaf.itemsize)
         return out
 
 

@@ -56,7 +56,7 @@ class Heads:
         i, j = i.clamp(0, last), j.clamp(0, last)
         if self.causal:
             allowed = allowed & (j <= i)
-        allowed = allowed[None, None]
+        allowed = allowed.expand(torch.broadcast_shapes(i.shape, j.shape))[None, None]
         if self.holes is not None:
             allowed = allowed & self.holes[:, j].unsqueeze(1)
         if self.bias is None:
@@ -65,6 +65,18 @@ class Heads:
             )
         bias = self.bias[..., 0, :][..., j] if self.bias.shape[-2] == 1 else self.bias[..., i, j]
         return bias.to(self.query.dtype).masked_fill(~allowed, float("-inf"))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all slots hold tokens that may look at each other, with nothing added to their logits."""
+        return self.bias is None and self.holes is None and not self.causal
+
+    def within(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """`pairs` for problems whose tokens attend to each other, given their slots (p, size); None: all pairs meet."""
+        if self.is_plain and slots.numel() == self.length:
+            return None
+        i, j = slots.unsqueeze(-1), slots.unsqueeze(-2)
+        return self.pairs(i, j, j < self.length)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -127,8 +139,7 @@ def columns(heads: Heads, stride: int) -> torch.Tensor:
     count = -(-heads.length // stride)
     query, key, value = (_table(x, count, stride).transpose(2, 3) for x in (heads.query, heads.key, heads.value))
     slots = heads.slots(count * stride).view(count, stride).t()  # (l, count)
-    i, j = slots.unsqueeze(-1), slots.unsqueeze(-2)
-    output = heads.attend(query, key, value, heads.pairs(i, j, (j < heads.length) & (i == i)))
+    output = heads.attend(query, key, value, heads.within(slots))
     return heads.without_holes(output.transpose(2, 3).flatten(2, 3)[:, :, : heads.length])
 
 
@@ -139,8 +150,7 @@ def blocks(heads: Heads, stride: int) -> torch.Tensor:
     count = -(-heads.length // stride)
     query, key, value = (_table(x, count, stride) for x in (heads.query, heads.key, heads.value))
     slots = heads.slots(count * stride).view(count, stride)
-    i, j = slots.unsqueeze(-1), slots.unsqueeze(-2)
-    output = heads.attend(query, key, value, heads.pairs(i, j, (j < heads.length) & (i == i)))
+    output = heads.attend(query, key, value, heads.within(slots))
     return heads.without_holes(output.flatten(2, 3)[:, :, : heads.length])
 
 
@@ -151,8 +161,8 @@ def last_columns(heads: Heads, stride: int) -> torch.Tensor:
     key, value = (x[:, :, stride - 1 :: stride].unsqueeze(2) for x in (heads.key, heads.value))
     i = heads.slots(heads.length)[None, :, None]
     j = (heads.slots(key.shape[-2]) * stride + stride - 1)[None, None, :]
-    plain = heads.bias is None and heads.holes is None and not heads.causal
-    mask = None if plain else heads.pairs(i, j, (j >= 0) & (i >= 0))
+    everybody = torch.ones((), dtype=torch.bool, device=j.device)
+    mask = None if heads.is_plain else heads.pairs(i, j, everybody)
     output = heads.attend(heads.query.unsqueeze(2), key, value, mask)
     return heads.without_holes(output.squeeze(2))
 

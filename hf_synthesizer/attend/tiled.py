@@ -35,7 +35,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     bias = [terms.key_bias, *(tensor for term in terms.static for tensor in term)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bias if tensor is not None):
         return True  # the kernel has no gradient for its bias
-    return value.dtype == torch.float32 and len(terms.low_rank) == 1 and value.shape[-2] >= SHORT
+    return value.dtype in (torch.float32, torch.bfloat16) and len(terms.low_rank) == 1 and value.shape[-2] >= SHORT
 
 
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:

@@ -77,7 +77,9 @@ def same(first: PreTrainedModel, second: PreTrainedModel) -> bool:
     return all(torch.equal(tensor, theirs[name]) for name, tensor in first.state_dict().items())
 
 
-@pytest.mark.parametrize("variant", ["random", "factorized_dense", "fixed_random+dot_product", "dense+salience", "alsh_sign"])
+@pytest.mark.parametrize(
+    "variant", ["random", "factorized_dense", "fixed_random+dot_product", "dense+salience", "alsh_sign"]
+)
 def test_resuming_reaches_the_same_bits(tmp_path: Path, variant: str) -> None:
     whole = classifier(variant)
     start = {name: tensor.clone() for name, tensor in whole.state_dict().items()}

@@ -220,7 +220,7 @@ def test_a_head_that_is_not_patched_with_its_base_saves_guards_too(tmp_path: Pat
 
 
 def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    tensors, others = one.state_dict(), other.state_dict()
+    tensors, others = dict(one.named_parameters()), dict(other.named_parameters())
     assert tensors.keys() == others.keys()
     assert all(torch.equal(tensors[name], others[name]) for name in tensors)
 

@@ -36,7 +36,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "stage1-40": {"method": "distill", "steps": (40, 0)},
     "stage1-80": {"method": "distill", "steps": (80, 0)},
     "closed-form, stage1-40, stage2-360": {"steps": (40, 360)},
-    "closed-form, stage1-40, stage2-360, rate 1e-3": {"steps": (40, 360), "learning_rate": 1e-3},
+    "closed-form, stage1-40, stage2-360, five times the rate": {"steps": (40, 360), "learning_rate": 25e-3},
+    "closed-form, stage1-40, stage2-360, a fifth of the rate": {"steps": (40, 360), "learning_rate": 1e-3},
     "stage1-40, stage2-360": {"method": "distill", "steps": (40, 360)},
 }
 

@@ -20,11 +20,14 @@ from transformers.utils import logging
 from ..errors import InvalidConfigError
 from .closed_forms import require_closed_form, write_closed_forms
 from .distill import divergence, fresh_parameters, old_parameters, output_losses, weight_losses
+from .first_order import dense_of
 from .observe import Batch, LayerPair, observe_calls, observing, pair_layers, synthesized_weights
 from .report import LayerTransfer, TransferReport
 from .resume import EndlessBatches, TransferCheckpoint
 
 METHODS = ("auto", "average", "distill")
+NEAR = 0.2
+"""The share of the learning rate for layers whose closed form holds projections of the stock layer, which is near already."""
 AGREEMENT = 1e-4
 """Below this divergence and error a model attends as its teacher does, and there is nothing to distill."""
 
@@ -60,7 +63,8 @@ def transfer_attention(
         dataloader: batches of the model's inputs as dicts, padded on the right; labels are left aside.
         method: "average" (step 1), "distill" (2 and 3), or "auto": all three, each where it applies.
         steps: optimisation steps in all, a third of them for stage 1; or a pair (stage 1, stage 2).
-        learning_rate: of the fresh parameters, warmed up and then lowered to 0 in each stage.
+        learning_rate: of the fresh parameters, warmed up and then lowered to 0 in each stage; a fifth of it where `dense`
+            has its closed form, which more would drive away from it.
         backbone_learning_rate: of the pretrained parameters, in stage 2.
         average_batches: how many batches the mean is taken over, if the dataloader has as many.
         autocast: for instance `torch.bfloat16`, to compute in mixed precision.
@@ -98,17 +102,21 @@ def transfer_attention(
         autocast,
         progress and logging.is_progress_bar_enabled(),
     )
-    fresh = fresh_parameters(pairs)
-    old = old_parameters(model, fresh)
     distill = method != "average"
+    near = [pair for pair in pairs if method == "auto" and dense_of(pair.student)]
+    rates = [
+        (fresh_parameters(pair for pair in pairs if pair not in near), learning_rate),
+        (fresh_parameters(near), NEAR * learning_rate),
+    ]
+    old = old_parameters(model, fresh_parameters(pairs))
     return transfer.run(
         average_batches if method != "distill" else 0,
         [
-            _Stage("weights", first if distill else 0, [(fresh, learning_rate)], transfer.match_weights, "eager"),
+            _Stage("weights", first if distill else 0, rates, transfer.match_weights, "eager"),
             _Stage(
                 "outputs",
                 second if distill else 0,
-                [(fresh, learning_rate), (old, backbone_learning_rate)],
+                [*rates, (old, backbone_learning_rate)],
                 transfer.match_outputs,
                 None,
             ),

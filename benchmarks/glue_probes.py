@@ -33,6 +33,7 @@ spec.loader.exec_module(benchmark)
 RECIPES: dict[str, dict[str, Any]] = {
     "closed-form": {"steps": (0, 0)},
     "closed-form, stage1-40": {"steps": (40, 0)},
+    "closed-form, stage1-40, five times the rate": {"steps": (40, 0), "learning_rate": 25e-3},
     "stage1-40": {"method": "distill", "steps": (40, 0)},
     "stage1-80": {"method": "distill", "steps": (80, 0)},
     "closed-form, stage1-40, stage2-360": {"steps": (40, 360)},
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=benchmark.TASKS, default="stsb")
     parser.add_argument("--variants", nargs="*", default=["dense+salience", "dense", "random+salience", "random"])
-    parser.add_argument("--recipes", nargs="*", choices=RECIPES, default=list(RECIPES)[:4])
+    parser.add_argument("--recipes", nargs="*", choices=RECIPES, default=list(RECIPES)[:5])
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments, others = parser.parse_known_args(argv)
     settings = benchmark.arguments_of(others)

@@ -56,7 +56,7 @@ from glue.training import (  # noqa: E402
     unlabelled,
 )
 
-from hf_synthesizer import count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
+from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")
@@ -65,6 +65,8 @@ SEED_TASKS = ("mrpc", "stsb", "sst2")
 HYBRID = "hybrid"
 """Half of the layers, those that `suggest_layers` finds cheapest, with HYBRID_VARIANT."""
 HYBRID_VARIANT = "dense+salience"
+HANDCRAFTED = "random-handcrafted"
+"""`random` with `init="handcrafted"`, and no transfer, which would overwrite the patterns."""
 VARIANTS = (
     "stock",
     "random",
@@ -107,7 +109,7 @@ class Run:
 def all_runs(best: list[str]) -> list[Run]:
     """Everything that the table needs; `best` are the variants that get three seeds beside stock."""
     runs = [Run(task, variant, variant != "stock", 0) for variant in VARIANTS for task in TASKS]
-    runs += [Run(task, variant, False, 0) for variant in VARIANTS[1:] for task in FRESH_TASKS]
+    runs += [Run(task, variant, False, 0) for variant in (*VARIANTS[1:], HANDCRAFTED) for task in FRESH_TASKS]
     runs += [
         Run(task, variant, variant != "stock", seed)
         for seed, variant, task in itertools.product((1, 2), ("stock", *best), SEED_TASKS)
@@ -122,7 +124,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="a name on the Hub or a folder (default: MiniLM-L6 from its package)")
     parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as mrpc-dense-transfer-seed0")
     parser.add_argument("--tasks", nargs="*", choices=TASKS, help="these tasks alone")
-    parser.add_argument("--variants", nargs="*", choices=VARIANTS, help="these variants alone")
+    parser.add_argument("--variants", nargs="*", choices=(*VARIANTS, HANDCRAFTED), help="these variants alone")
     parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
     parser.add_argument("--transfer", choices=("yes", "no"), help="only with transfer, or only fresh logits and stock")
     parser.add_argument("--best", nargs="*", default=["random+dot_product", HYBRID, "dense+salience"])
@@ -203,6 +205,8 @@ class Bench:
 
     def spec(self, variant: str) -> Any:
         """What `patch_model` gets: a variant's name, or the suggested hybrid."""
+        if variant == HANDCRAFTED:
+            return SynthesizerConfig("random", init="handcrafted")
         if variant != HYBRID:
             return variant
         path = Path(self.arguments.work_dir) / "hybrid.json"

@@ -158,6 +158,8 @@ def summary(results: Results) -> str:
                 f"{compared} on {names}" if compared else "",
             ]
         )
+    if not lines:
+        return "*No run with transfer is there yet: `python benchmarks/glue.py --glue_dir GLUE` makes them.*"
     return markdown(["attention", "mean to stock", "aim", "against fresh logits"], lines)
 
 

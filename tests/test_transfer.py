@@ -226,6 +226,19 @@ def test_every_variant_gets_nearer_to_its_teacher(family: str, variant: str) -> 
     assert {layer.label for layer in report.layers} >= {"encoder.0", "encoder.1"}
 
 
+def test_layers_that_start_at_their_closed_form_of_dense_train_at_a_fifth_of_the_rate() -> None:
+    teacher, batches = sharp(HEADS["bert"]), loader(HEADS["bert"])
+    before = student_of(teacher, {0: "dense", 1: "factorized_dense"})
+    after = copy.deepcopy(before)
+    transfer_attention(before, teacher, batches, steps=(0, 0), progress=False)
+    transfer_attention(after, teacher, batches, steps=(1, 0), learning_rate=1e-3, progress=False)
+    moved = [
+        max((new - old).abs().max().item() for new, old in zip(a.parameters(), b.parameters(), strict=True))
+        for a, b in zip(self_attentions(after), self_attentions(before), strict=True)
+    ]
+    assert moved == pytest.approx([2e-4, 1e-3], rel=0.05)  # Adam's first step is the rate
+
+
 def test_stage_one_leaves_the_pretrained_weights_alone() -> None:
     teacher = sharp(HEADS["bert"])
     model = student_of(teacher, "dense+salience")

@@ -308,3 +308,11 @@ def test_a_projection_that_is_more_than_a_matrix_is_called() -> None:
     replaced = torch.nn.Linear(192, 192)
     replaced.forward = lambda tensor: calls.append(tensor) or tensor  # type: ignore[method-assign]
     assert not plain(replaced) and len(calls) == 2
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_projections_backward(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, for which oneDNN is never asked, so that the plain product stands in for it."""
+    monkeypatch.setattr(gemm, "_LINEAR", lambda x, weight, bias, *_: torch.nn.functional.linear(x, weight, bias))
+    inputs = [torch.randn(*shape).double().requires_grad_() for shape in ((2, 3, 4), (5, 4), (5,))]
+    assert torch.autograd.gradcheck(gemm.Projection.apply, (*inputs[:2], inputs[2] if bias else None))

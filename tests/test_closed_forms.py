@@ -1,0 +1,163 @@
+"""What a transfer takes from its teacher in one pass: mean weights, best factors, first-order terms."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from hf_synthesizer import (
+    transfer_attention,
+)
+from hf_synthesizer.transfer import closed_forms, first_order
+from hf_synthesizer.transfer.average import MeanWeights, best_factors
+from hf_synthesizer.transfer.first_order import MeanStates
+from hf_synthesizer.transfer.observe import observe_calls, observing, pair_layers
+from tests.models import MAX_LENGTH, batch, first_output
+from tests.teaching import HEADS, loader, recorded_weights, self_attentions, sharp, student_of
+
+
+def test_random_is_the_log_of_the_mean_weight_over_valid_pairs() -> None:
+    """R[h, i, j] = log(Σ_b w[b,h,i,j] / #b), over the sequences in which i and j are both tokens."""
+    teacher, batches = sharp(HEADS["bert"]), loader(HEADS["bert"])
+    model = student_of(teacher, "random")
+    transfer_attention(model, teacher, batches, method="average", progress=False)
+    weights = [recorded_weights(teacher, inputs) for inputs in batches]  # [batch][layer] (B, H, L, L)
+    for number, layer in enumerate(self_attentions(model)):
+        for head, i, j in itertools.product(range(3), range(8), range(8)):
+            seen = [
+                weights[number_of_batch][number][row, head, i, j].item()
+                for number_of_batch, inputs in enumerate(batches)
+                for row in range(3)
+                if inputs["attention_mask"][row, i] and inputs["attention_mask"][row, j]
+            ]
+            expected = math.log(sum(seen) / len(seen))
+            assert layer.synthesizer.table[head, i, j].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_constant_attention_is_the_mean_attention() -> None:
+    teacher, inputs = sharp(HEADS["bert"]), batch(HEADS["bert"])
+    inputs["attention_mask"] = torch.ones(3, 8, dtype=torch.long)
+    model = student_of(teacher, "random")
+    transfer_attention(model, teacher, [inputs], method="average", progress=False)
+    ours, theirs = recorded_weights(model, inputs), recorded_weights(teacher, inputs)
+    torch.testing.assert_close(ours[0], theirs[0].mean(0, keepdim=True).expand_as(ours[0]), rtol=1e-4, atol=1e-5)
+
+
+def test_pairs_that_no_sequence_reached_go_on_along_their_diagonal() -> None:
+    means = MeanWeights(1, 4)
+    means.sum[0, :2, :2] = torch.tensor([[3.0, 1.0], [2.0, 2.0]])
+    means.count[:2, :2] = 4
+    weights = means.log().exp()[0]
+    assert weights[0, 1].item() == pytest.approx(0.25)  # seen: as it is
+    assert weights[2, 2].item() == pytest.approx(5 / 8)  # the mean of its diagonal
+    assert weights[3, 2].item() == pytest.approx(0.5) and weights[3, 0].item() == pytest.approx(0.5)  # the nearest one
+    assert torch.isfinite(MeanWeights(2, 3).log()).all()
+
+
+def test_factorized_random_takes_the_best_factors() -> None:
+    teacher, batches = sharp(HEADS["bert"]), loader(HEADS["bert"])
+    full, thin = student_of(teacher, "random"), student_of(teacher, "factorized_random", rank=MAX_LENGTH)
+    for model in (full, thin):
+        transfer_attention(model, teacher, batches, method="average", progress=False)
+    for table, factors in zip(self_attentions(full), self_attentions(thin), strict=True):
+        product = factors.synthesizer.query_factor @ factors.synthesizer.key_factor.transpose(-1, -2)
+        torch.testing.assert_close(product.softmax(-1), table.synthesizer.table.softmax(-1), rtol=1e-3, atol=1e-5)
+
+
+def test_best_factors_are_those_of_the_singular_values() -> None:
+    query, key = torch.randn(2, 6, 2).double(), torch.randn(2, 6, 2).double()
+    logits = query @ key.transpose(-1, -2)
+    left, right = best_factors(logits + torch.randn(2, 6, 1), rank=3)
+    difference = left @ right.transpose(-1, -2) - logits
+    torch.testing.assert_close(difference, difference.mean(-1, keepdim=True).expand_as(difference))
+
+
+@pytest.mark.parametrize("mixing", ["softmax", "sum"])
+def test_a_mixture_with_dot_product_starts_as_its_teacher(mixing: str) -> None:
+    teacher, batches = sharp(HEADS["bert"]), loader(HEADS["bert"])
+    model = student_of(teacher, "random+dot_product", mixing=mixing)
+    report = transfer_attention(model, teacher, batches, steps=10, progress=False)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            first_output(model(**batches[0])), first_output(teacher(**batches[0])), rtol=1e-4, atol=1e-4
+        )
+    assert report.steps == 0  # nothing was left to distill
+
+
+def test_t5_takes_its_mean_weights_on_top_of_the_position_bias() -> None:
+    """The bias stays and is added, so R is what is missing from it: softmax(R + bias) is the mean."""
+    teacher, inputs = sharp("T5EncoderModel"), batch("T5EncoderModel")
+    inputs["attention_mask"] = torch.ones(3, 8, dtype=torch.long)
+    model = student_of(teacher, "random")
+    transfer_attention(model, teacher, [inputs], method="average", progress=False)
+    ours, theirs = recorded_weights(model, inputs), recorded_weights(teacher, inputs)
+    torch.testing.assert_close(ours[0], theirs[0].mean(0, keepdim=True).expand_as(ours[0]), rtol=1e-4, atol=1e-5)
+
+
+def test_shared_heads_take_the_mean_over_the_heads() -> None:
+    teacher, inputs = sharp(HEADS["bert"]), batch(HEADS["bert"])
+    inputs["attention_mask"] = torch.ones(3, 8, dtype=torch.long)
+    model = student_of(teacher, "random", share_heads=True)
+    transfer_attention(model, teacher, [inputs], method="average", progress=False)
+    expected = recorded_weights(teacher, inputs)[0].mean((0, 1))
+    torch.testing.assert_close(recorded_weights(model, inputs)[0][0, 0], expected, rtol=1e-4, atol=1e-5)
+
+
+def mean_states(model, teacher, inputs) -> MeanStates:
+    """What the closed form knows of the first layer after one batch."""
+    pair = pair_layers(model, teacher)[0]
+    means = MeanStates(pair)
+    with observing(teacher, backend="eager"):
+        means.add(observe_calls(teacher, [pair], inputs)[pair.label])
+    return means
+
+
+def test_dense_and_salience_take_the_logits_with_the_mean_on_the_other_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S[h, i, j] = s · ((q_i − q̄) · k̄_j + q̄ · k_j) up to a constant a row; k̄_j over the tokens at j, q̄ over all."""
+    monkeypatch.setattr(first_order, "SPREAD", 9.0)  # no hidden unit reaches relu's corner
+    monkeypatch.setattr(closed_forms, "SCALES", (1.0,))
+    teacher, inputs = sharp(HEADS["bert"]), loader(HEADS["bert"], count=1)[0]
+    model = student_of(teacher, "dense+salience")
+    transfer_attention(model, teacher, [inputs], method="average", progress=False)
+    tokens = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        stock = teacher.bert.encoder.layer[0].attention.self
+        states = teacher.bert.embeddings(inputs["input_ids"], inputs.get("token_type_ids"))
+        query, key = (project(states).view(3, 8, 3, -1) for project in (stock.query, stock.key))  # (B, L, H, d_h)
+        mean_query = query[tokens].mean(0)
+        ours = recorded_weights(model, inputs)[0]
+    for row, head, i in itertools.product(range(3), range(3), range(8)):
+        if not tokens[row, i]:
+            continue
+        logits = []
+        for j in range(int(tokens[row].sum())):
+            mean_key = torch.stack([key[b, j, head] for b in range(3) if tokens[b, j]]).mean(0)
+            seen = (query[row, i, head] - mean_query[head]) @ mean_key + mean_query[head] @ key[row, j, head]
+            logits.append(seen * stock.scaling)
+        expected = torch.stack(logits).softmax(0)
+        torch.testing.assert_close(ours[row, head, i, : len(logits)], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_table_beside_salience_is_still_the_mean_weight_where_salience_is_at_its_mean() -> None:
+    teacher, inputs = sharp(HEADS["bert"]), batch(HEADS["bert"])
+    inputs["attention_mask"] = torch.ones(3, 8, dtype=torch.long)
+    alone, beside = student_of(teacher, "random"), student_of(teacher, "random+salience")
+    for model in (alone, beside):
+        transfer_attention(model, teacher, [inputs], method="average", progress=False)
+    parts = self_attentions(beside)[0].synthesizer.parts
+    states = mean_states(beside, teacher, inputs).positions().float()  # (N, d)
+    said = parts["salience"].worth(states).T.unsqueeze(1)  # (H, 1, N)
+    expected = self_attentions(alone)[0].synthesizer.table
+    torch.testing.assert_close((parts["random"].table + said)[:, :8, :8], expected[:, :8, :8], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize("variant", ["dense", "dense+salience", "random+salience"])
+def test_the_closed_forms_alone_bring_a_model_nearer(family: str, variant: str) -> None:
+    teacher, batches = sharp(HEADS[family]), loader(HEADS[family])
+    model = student_of(teacher, variant)
+    report = transfer_attention(model, teacher, batches, method="average", progress=False)
+    assert sum(layer.after for layer in report.layers) < 0.97 * sum(layer.before for layer in report.layers)

@@ -15,9 +15,9 @@ other's figures. Attention dropout is off, and stock trains with eager attention
 backward. Speeds of inference are SDPA's.
 
 With transfer, the stock model that was fine-tuned on the task (same seed, the better rate) is the teacher. The student is
-a patched copy of it, and is taught on the task's training rows without their labels, for as many epochs as it is then
-fine-tuned. So it inherits what the teacher learned from labels; a mixture with `dot_product`, which needs no teaching,
-shows what stock would gain from being fine-tuned twice. Teachers are kept under --work_dir.
+a patched copy of it, and is taught without labels, on rows that are for the most part made up from the training rows. So
+it inherits what the teacher learned from labels; a mixture with `dot_product`, which needs no teaching, shows what stock
+would gain from being fine-tuned twice. Teachers are kept under --work_dir.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from glue.training import (  # noqa: E402
     score,
     unlabelled,
 )
+from glue.variation import vary  # noqa: E402
 
 from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
 
@@ -84,6 +85,9 @@ TRAIN_ROWS = {"sst2": 10_000}
 EPOCHS = {"cola": 3, "sst2": 2, "mrpc": 4, "stsb": 3, "rte": 4}
 LEARNING_RATES = (5e-5, 1e-4)
 BATCH_SIZE = 32
+TRANSFER_EPOCHS = {"cola": 2, "sst2": 2, "mrpc": 5, "stsb": 8, "rte": 5}
+"""As many rows, most of them made up, are seen in a transfer as there are in so many epochs."""
+TRANSFER_BATCH_SIZE = 16
 FIRST_STAGE = 0.2
 """How many steps of stage 1 of the transfer go with one of stage 2."""
 
@@ -264,8 +268,15 @@ class Bench:
         """The patched and taught copy of the teacher, and how it came to be."""
         teacher = self.teacher(run)
         rows = self.rows(run.task)
-        batches = GroupedBatches(unlabelled(rows["train"]), BATCH_SIZE, self.collate, seed=run.seed)
-        steps = EPOCHS[run.task] * len(batches)
+        texts = vary(
+            unlabelled(rows["train"]),
+            TRANSFER_EPOCHS[run.task] * len(rows["train"]),
+            self.tokenizer.all_special_ids,
+            max_length=MAX_LENGTH,
+            seed=run.seed,
+        )
+        batches = GroupedBatches(texts, TRANSFER_BATCH_SIZE, self.collate, seed=run.seed)
+        steps = len(batches)
         model = self.student(run, teacher)
         started = time.process_time()
         report = transfer_attention(
@@ -275,6 +286,7 @@ class Bench:
         print(report, flush=True)
         return model, {
             "teacher": f"stock, fine-tuned on {run.task}",
+            "transfer_rows": len(texts) if report.steps else 0,
             "transfer_steps": report.steps,
             "transfer_seconds": seconds,
             "transfer_error": report.error_after,
@@ -305,7 +317,9 @@ class Bench:
     def measure(self, run: Run) -> dict[str, Any]:
         """Fine-tune at each learning rate, and keep the better one."""
         rows = self.rows(run.task)
-        no_transfer = dict.fromkeys(("teacher", "transfer_steps", "transfer_error", "score_before_finetuning"))
+        no_transfer = dict.fromkeys(
+            ("teacher", "transfer_rows", "transfer_steps", "transfer_error", "score_before_finetuning")
+        )
         start, transfer = self.convert(run) if run.transfer else (self.start(run), no_transfer)
         found, model = self.best(run, start, LEARNING_RATES)
         if run.variant == "stock":

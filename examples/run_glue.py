@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import DatasetDict
-from glue.conversion import ConversionArguments, convert
+from glue.conversion import ConversionArguments, convert, transfer_text
 from glue.data import DataArguments, collator, load_data, tokenize
 from glue.metrics import load_metric, predictions_of
 from glue.model import ModelArguments, load_model, load_stock, load_tokenizer
@@ -54,8 +54,13 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     collate = collator(task, tokenizer, data_arguments)
     model = load_model(model_arguments, task)
 
-    text = encoded.get("train", next(iter(encoded.values())))
-    text = text.remove_columns("labels") if "labels" in text.column_names else text
+    text = transfer_text(
+        encoded.get("train", next(iter(encoded.values()))),
+        conversion,
+        special=tokenizer.all_special_ids,
+        max_length=data_arguments.max_length,
+        seed=training.seed,
+    )
     with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
         convert(
             model.to(training.device),

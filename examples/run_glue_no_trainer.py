@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 from evaluate import Metric
-from glue.conversion import ConversionArguments, convert
+from glue.conversion import ConversionArguments, convert, transfer_text
 from glue.data import DataArguments, collator, load_data, tokenize
 from glue.metrics import load_metric, predictions_of
 from glue.model import ModelArguments, load_model, load_stock, load_tokenizer
 from glue.tasks import DataError, Task
+from glue.variation import Rows
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser, PreTrainedModel, SchedulerType, get_scheduler
@@ -96,17 +97,23 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     collate = collator(task, tokenizer, data_arguments)
     model = load_model(model_arguments, task)
 
-    def loader(split: str, batch_size: int, shuffle: bool, labels: bool = True) -> DataLoader:
-        data = encoded[split] if labels else encoded[split].remove_columns("labels")
+    def loader(data: Dataset | Rows, batch_size: int, shuffle: bool) -> DataLoader:
         generator = torch.Generator().manual_seed(loop.seed) if shuffle else None
         return DataLoader(data, batch_size=batch_size, shuffle=shuffle, generator=generator, collate_fn=collate)
 
+    text = transfer_text(
+        encoded["train"],
+        conversion,
+        special=tokenizer.all_special_ids,
+        max_length=data_arguments.max_length,
+        seed=loop.seed,
+    )
     with accelerator.main_process_first():  # the other processes load what the first one made
         convert(
             model.to(accelerator.device),
             conversion,
             max_length=data_arguments.max_length,
-            dataloader=loader("train", conversion.transfer_batch_size, shuffle=True, labels=False),
+            dataloader=loader(text, conversion.transfer_batch_size, shuffle=True),
             teacher=load_stock(conversion.teacher, task, accelerator.device) if conversion.teacher else None,
             autocast=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
             checkpoint_dir=Path(loop.output_dir) / "transfer",
@@ -116,8 +123,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     trained = train(
         accelerator,
         model,
-        loader("train", loop.per_device_train_batch_size, shuffle=True),
-        {split: loader(split, loop.per_device_eval_batch_size, shuffle=False) for split in task.validation},
+        loader(encoded["train"], loop.per_device_train_batch_size, shuffle=True),
+        {split: loader(encoded[split], loop.per_device_eval_batch_size, shuffle=False) for split in task.validation},
         task,
         load_metric(task, network=not data_arguments.local_metrics),
         loop,

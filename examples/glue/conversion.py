@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_synthesizer import InvalidConfigError, patch_model, patch_report, suggest_layers, transfer_attention
+
+from .variation import Rows, vary
+
+AVERAGE_BATCHES = 100
+"""How many batches a transfer's closed form and `suggest_layers` look at, at most."""
 
 logger = logging.get_logger(__name__)
 
@@ -38,6 +44,10 @@ class ConversionArguments:
     )
     transfer_method: str = field(default="auto", metadata={"help": "auto, average or distill."})
     transfer_batch_size: int = field(default=32, metadata={"help": "Rows of a transfer step."})
+    transfer_variation: float = field(
+        default=0.75,
+        metadata={"help": "The share of its rows that are made up from the training rows, thinned out and mixed."},
+    )
     teacher: str | None = field(
         default=None,
         metadata={"help": "A (fine-tuned) stock model that teaches instead of the model itself before the swap."},
@@ -59,6 +69,27 @@ def parse_layers(text: str | None) -> list[int] | None:
             raise InvalidConfigError(f"--layers {text}: give indices and ranges such as 0-3,5, or 'suggest'.")
         layers += range(int(first), int(last if dash else first) + 1)
     return layers
+
+
+def transfer_text(
+    rows: Dataset, arguments: ConversionArguments, *, special: Collection[int], max_length: int, seed: int
+) -> Rows:
+    """Rows for the transfer, without labels: as many as its steps see, most of them made up.
+
+    Args:
+        rows: tokenized.
+        arguments: see there.
+        special: ids of the tokens that are no text.
+        max_length: of a made-up row.
+        seed: the same seed makes the same rows.
+    """
+    if not 0 <= arguments.transfer_variation <= 1:
+        raise InvalidConfigError(f"--transfer_variation is a share, 0 to 1, not {arguments.transfer_variation}.")
+    size = max(arguments.transfer_steps, AVERAGE_BATCHES) * arguments.transfer_batch_size
+    rows = rows.shuffle(seed=seed).select(range(min(size, len(rows))))
+    if "labels" in rows.column_names:
+        rows = rows.remove_columns("labels")
+    return vary(list(rows), size, special, share=arguments.transfer_variation, max_length=max_length, seed=seed)
 
 
 def convert(

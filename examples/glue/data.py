@@ -45,6 +45,12 @@ class DataArguments:
             "aliases": ["--max_seq_length"],
         },
     )
+    second_text_at: int | None = field(
+        default=None,
+        metadata={
+            "help": "Where the second text of a pair starts: a shorter first text is padded up to there, before its [SEP]."
+        },
+    )
     pad_to_max_length: bool = field(
         default=False, metadata={"help": "Pad every sequence to max_length, not to its batch."}
     )
@@ -243,9 +249,22 @@ def _encode(
         texts = [texts_of(task, row) for row in rows]
         firsts, seconds = [first for first, _ in texts], [second for _, second in texts]
         encoded = dict(tokenizer(firsts, None if seconds[0] is None else seconds, **settings))
+        if arguments.second_text_at is not None and seconds[0] is not None:
+            _move_second_text(encoded, tokenizer, arguments)
     if "label" in columns:
         encoded["labels"] = columns["label"]
     return encoded
+
+
+def _move_second_text(encoded: dict[str, Any], tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> None:
+    """Pad first texts, in place, so that [SEP] and the second text have the same place in each row that has the room."""
+    padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
+    for row, tokens in enumerate(encoded["input_ids"]):
+        first = tokens.index(tokenizer.sep_token_id)
+        gap = min(arguments.second_text_at - first - 1, arguments.max_length - len(tokens))
+        for name, pad in padding.items():
+            if name in encoded:
+                encoded[name][row][first:first] = [pad] * gap
 
 
 def collator(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> Callable[[list], dict]:

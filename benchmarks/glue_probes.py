@@ -40,7 +40,26 @@ RECIPES: dict[str, dict[str, Any]] = {
     "closed-form, stage1-40, stage2-360, five times the rate": {"steps": (40, 360), "learning_rate": 25e-3},
     "closed-form, stage1-40, stage2-360, a fifth of the rate": {"steps": (40, 360), "learning_rate": 1e-3},
     "stage1-40, stage2-360": {"method": "distill", "steps": (40, 360)},
+    "real rows, 3 epochs": {"epochs": 3, "share": 0.0},
+    "made-up rows, 3 epochs": {"epochs": 3},
+    "made-up rows, 9 epochs": {"epochs": 9},
+    "made-up rows, 3 epochs in batches of 16": {"epochs": 3, "batch_size": 16},
 }
+"""Options of `transfer_attention`, and of `texts`; those that name epochs take steps for them, and a fifth more in stage 1."""
+
+
+def texts(
+    bench: Any, task: str, *, epochs: int | None = None, share: float = 0.75, batch_size: int = 32, **others: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The batches of a recipe, and the options of `transfer_attention`."""
+    rows = benchmark.unlabelled(bench.rows(task)["train"])
+    if epochs is not None:
+        special = bench.tokenizer.all_special_ids
+        rows = benchmark.vary(rows, epochs * len(rows), special, share=share, max_length=benchmark.MAX_LENGTH)
+    batches = benchmark.GroupedBatches(rows, batch_size, bench.collate, seed=0)
+    if epochs is not None:
+        others["steps"] = (int(benchmark.FIRST_STAGE * len(batches)), len(batches))
+    return batches, others
 
 
 def probe(bench: Any, task: str, variant: str, recipe: str) -> dict[str, Any]:
@@ -48,10 +67,9 @@ def probe(bench: Any, task: str, variant: str, recipe: str) -> dict[str, Any]:
     run = benchmark.Run(task, variant, True, 0)
     teacher = bench.teacher(run)
     model = bench.student(run, teacher)
-    rows = benchmark.unlabelled(bench.rows(task)["train"])
-    batches = benchmark.GroupedBatches(rows, benchmark.BATCH_SIZE, bench.collate, seed=0)
+    batches, options = texts(bench, task, **RECIPES[recipe])
     started = time.process_time()
-    report = benchmark.transfer_attention(model, teacher, batches, autocast=torch.bfloat16, **RECIPES[recipe])
+    report = benchmark.transfer_attention(model, teacher, batches, autocast=torch.bfloat16, **options)
     seconds = time.process_time() - started
 
     def mean(which: str) -> str:

@@ -29,6 +29,7 @@ from glue.data import DataArguments, collator, load_data, tokenize
 from glue.model import ModelArguments, load_model, load_tokenizer
 from glue.tasks import TASKS, DataError
 from glue.training import GroupedBatches, examples_per_second, finetune, score, unlabelled
+from glue.variation import vary
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_synthesizer import SynthesizerError, count_parameters, patch_model, patch_report, transfer_attention
@@ -124,11 +125,18 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
         model = patch_model(copy.deepcopy(stock), variant, max_length=arguments.max_length)
         say(str(patch_report(model)))
         train_and_measure(fresh, f"{variant}, fresh", None)
-        say("transfer_attention(model, stock, unlabelled text)")
+        say("transfer_attention(model, stock, unlabelled text, most of it made up from the training rows)")
+        texts = vary(
+            unlabelled(train),
+            32 * arguments.transfer_steps,
+            tokenizer.all_special_ids,
+            max_length=arguments.max_length,
+            seed=arguments.seed,
+        )
         report = transfer_attention(
             model,
             stock,
-            GroupedBatches(unlabelled(train), 32, collate, seed=arguments.seed),
+            GroupedBatches(texts, 32, collate, seed=arguments.seed),
             steps=arguments.transfer_steps,
             autocast=torch.bfloat16,
         )

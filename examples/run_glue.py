@@ -57,9 +57,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     text = transfer_text(
         encoded.get("train", next(iter(encoded.values()))),
         conversion,
-        special=tokenizer.all_special_ids,
-        max_length=data_arguments.max_length,
-        seed=training.seed,
+        data_arguments,
+        tokenizer,
+        training.seed,
     )
     with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
         convert(

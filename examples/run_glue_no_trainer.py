@@ -104,9 +104,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     text = transfer_text(
         encoded["train"],
         conversion,
-        special=tokenizer.all_special_ids,
-        max_length=data_arguments.max_length,
-        seed=loop.seed,
+        data_arguments,
+        tokenizer,
+        loop.seed,
     )
     with accelerator.main_process_first():  # the other processes load what the first one made
         convert(

@@ -87,6 +87,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(bench, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(bench, "MAX_LENGTH", 16)
     monkeypatch.setattr(bench, "EPOCHS", dict.fromkeys(bench.TASKS, 1))
+    monkeypatch.setattr(bench, "TRANSFER_EPOCHS", dict.fromkeys(bench.TASKS, 4))
     return [
         f"--glue_dir={tmp_path / 'glue'}",
         f"--model={model}",
@@ -115,7 +116,8 @@ def test_a_run_writes_what_the_table_needs_and_is_not_repeated(
     assert len(results["sst2-hybrid-transfer-seed0.json"]["hybrid"]) == 1
     transferred, stock = results["sst2-random-transfer-seed0.json"], results["sst2-stock-fresh-seed0.json"]
     assert transferred["teacher"] == "stock, fine-tuned on sst2" and transferred["transfer_seconds"] > 0
-    assert transferred["transfer_steps"] == 1 and 0 <= transferred["score_before_finetuning"] <= 1
+    assert (transferred["transfer_rows"], transferred["transfer_steps"]) == (48, 3)
+    assert 0 <= transferred["score_before_finetuning"] <= 1
     assert stock["teacher"] is stock["transfer_steps"] is None and stock["transfer_seconds"] == 0
     bench.main(chosen)
     assert "5 of 5 runs are there" in capsys.readouterr().out

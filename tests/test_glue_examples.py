@@ -6,11 +6,14 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, BertModel, BertTokenizerFast
@@ -21,7 +24,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 from glue import data as glue_data  # noqa: E402
-from glue.conversion import ConversionArguments, convert, parse_layers  # noqa: E402
+from glue.conversion import ConversionArguments, convert, parse_layers, transfer_text  # noqa: E402
 from glue.data import DataArguments, load_data, tokenize  # noqa: E402
 from glue.metrics import LocalGlueMetric, load_metric, predictions_of  # noqa: E402
 from glue.tasks import TASKS, DataError, get_task  # noqa: E402
@@ -155,6 +158,47 @@ def test_every_task_is_read_and_tokenized(name: str, glue_dir: Path, model_dir: 
     assert batch["labels"].tolist() == pytest.approx([row_of(task, n, "", "")["label"] for n in range(4)])
 
 
+def test_the_second_text_stands_at_its_place_where_there_is_room(glue_dir: Path, model_dir: Path) -> None:
+    tokenizer = BertTokenizerFast.from_pretrained(model_dir)
+    plain = DataArguments(task_name="mrpc", glue_dir=str(glue_dir), max_length=20)
+    task, rows = load_data(plain)
+    expected = tokenize(task, rows["train"], tokenizer, plain)
+    for full in (False, True):
+        arguments = replace(plain, second_text_at=9, pad_to_max_length=full)
+        for row, other in zip(tokenize(task, rows["train"], tokenizer, arguments), expected, strict=True):
+            place = 9 if other["token_type_ids"].index(1) < 9 else other["token_type_ids"].index(1)
+            place = min(place, other["token_type_ids"].index(1) + 20 - len(other["input_ids"]))
+            assert row["token_type_ids"].index(1) == place and row["input_ids"][place - 1] == tokenizer.sep_token_id
+            kept = [number for number, seen in enumerate(row["attention_mask"]) if seen]
+            for name in ("input_ids", "token_type_ids"):
+                assert [row[name][number] for number in kept] == other[name]
+            assert len(row["input_ids"]) == (20 if full else kept[-1] + 1)
+
+
+@pytest.mark.parametrize("name", ["mrpc", "sst2", "copa"])
+@pytest.mark.parametrize("pad", [False, True], ids=["ragged", "padded"])
+def test_the_text_of_a_transfer_is_made_up_and_arranged_like_the_data(
+    name: str, pad: bool, glue_dir: Path, model_dir: Path
+) -> None:
+    tokenizer = BertTokenizerFast.from_pretrained(model_dir)
+    arguments = DataArguments(
+        task_name=name, glue_dir=str(glue_dir), max_length=24, second_text_at=10, pad_to_max_length=pad
+    )
+    task, rows = load_data(arguments)
+    encoded = tokenize(task, rows["train"], tokenizer, arguments)
+    conversion = ConversionArguments("random", transfer_steps=120, transfer_batch_size=2)
+    found = transfer_text(encoded, conversion, arguments, tokenizer, 0)
+    assert len(found) == 240 and all("labels" not in row for row in found)
+    batch = glue_data.collator(task, tokenizer, arguments)(found[:50])
+    assert batch["input_ids"].shape[-1] == 24 if pad else batch["input_ids"].shape[-1] <= 24
+    if name == "mrpc":
+        places = [row["token_type_ids"].index(1) for row in found if len(row["input_ids"]) < 24 or pad]
+        assert places.count(10) > 0.8 * len(places)
+    real = {str(row["input_ids"]) for row in encoded}
+    new = sum(str(row["input_ids"]) not in real for row in found)
+    assert new == 0 if name == "copa" else new > 120
+
+
 def test_the_hub_comes_first_and_a_local_folder_second(monkeypatch: pytest.MonkeyPatch, glue_dir: Path) -> None:
     asked = []
 
@@ -227,6 +271,9 @@ def test_other_bad_input_is_one_clear_sentence(tmp_path: Path, glue_dir: Path) -
         load_data(DataArguments(task_name="mrpc", glue_dir=str(tmp_path)))
     with pytest.raises(DataError, match="Name the data"):
         load_data(DataArguments())
+    tokenizer = SimpleNamespace(sep_token_id=None, pad_token_id=0, pad_token_type_id=0)
+    with pytest.raises(DataError, match="a token between two texts"):
+        glue_data.arrange({"input_ids": [1, 2]}, tokenizer, DataArguments(second_text_at=9))
     path = write_rows(tmp_path / "stsb.jsonl", [{**GOOD, "label": 7.5}])
     with pytest.raises(DataError, match="7.5: stsb has scores from 0 to 5"):
         load_data(DataArguments(task_name="stsb", train_file=str(path)))
@@ -246,6 +293,8 @@ def test_conversion_flags_need_a_variant(model_dir: Path) -> None:
     assert convert(model, ConversionArguments(), max_length=16, dataloader=[]) is model
     with pytest.raises(ValueError, match="--layers says how to swap attention, so it needs --variant"):
         convert(model, ConversionArguments(layers="0"), max_length=16, dataloader=[])
+    with pytest.raises(ValueError, match="--transfer_variation is a share"):
+        transfer_text(Dataset.from_list([]), ConversionArguments(transfer_variation=2.0), DataArguments(), None, 0)
 
 
 # ---- run_glue.py ------------------------------------------------------------------------------------------------

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_synthesizer import InvalidConfigError, patch_model, patch_report, suggest_layers, transfer_attention
 
-from .variation import Rows, vary
+from .data import DataArguments, arrange
+from .variation import Rows, is_one_sequence, vary
 
 AVERAGE_BATCHES = 100
 """How many batches a transfer's closed form and `suggest_layers` look at, at most."""
@@ -72,16 +73,16 @@ def parse_layers(text: str | None) -> list[int] | None:
 
 
 def transfer_text(
-    rows: Dataset, arguments: ConversionArguments, *, special: Collection[int], max_length: int, seed: int
+    rows: Dataset,
+    arguments: ConversionArguments,
+    data_arguments: DataArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
 ) -> Rows:
-    """Rows for the transfer, without labels: as many as its steps see, most of them made up.
+    """Rows for the transfer, without labels: as many as its steps see, most of them made up from tokenized rows.
 
-    Args:
-        rows: tokenized.
-        arguments: see there.
-        special: ids of the tokens that are no text.
-        max_length: of a made-up row.
-        seed: the same seed makes the same rows.
+    Raises:
+        InvalidConfigError: for a share that is none.
     """
     if not 0 <= arguments.transfer_variation <= 1:
         raise InvalidConfigError(f"--transfer_variation is a share, 0 to 1, not {arguments.transfer_variation}.")
@@ -89,7 +90,17 @@ def transfer_text(
     rows = rows.shuffle(seed=seed).select(range(min(size, len(rows))))
     if "labels" in rows.column_names:
         rows = rows.remove_columns("labels")
-    return vary(list(rows), size, special, share=arguments.transfer_variation, max_length=max_length, seed=seed)
+    found = vary(
+        list(rows),
+        size,
+        tokenizer.all_special_ids,
+        share=arguments.transfer_variation,
+        max_length=data_arguments.max_length,
+        seed=seed,
+    )
+    for row in filter(is_one_sequence, found):
+        arrange(row, tokenizer, data_arguments)
+    return found
 
 
 def convert(

@@ -236,35 +236,43 @@ def _encode(
     columns: dict[str, list[Any]], task: Task, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments
 ) -> dict[str, list[Any]]:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    settings: dict[str, Any] = dict(
-        truncation=True,
-        max_length=arguments.max_length,
-        padding="max_length" if arguments.pad_to_max_length else False,
+    texts = [pair for row in rows for pair in (choices_of(row) if task.multiple_choice else [texts_of(task, row)])]
+    firsts, seconds = [first for first, _ in texts], [second for _, second in texts]
+    encoded = dict(
+        tokenizer(firsts, None if seconds[0] is None else seconds, truncation=True, max_length=arguments.max_length)
     )
+    for number in range(len(texts)):
+        arrange({name: values[number] for name, values in encoded.items()}, tokenizer, arguments)
     if task.multiple_choice:
-        pairs = [pair for row in rows for pair in choices_of(row)]
-        flat = tokenizer([first for first, _ in pairs], [second for _, second in pairs], **settings)
-        encoded = {name: [values[i : i + 2] for i in range(0, len(values), 2)] for name, values in flat.items()}
-    else:
-        texts = [texts_of(task, row) for row in rows]
-        firsts, seconds = [first for first, _ in texts], [second for _, second in texts]
-        encoded = dict(tokenizer(firsts, None if seconds[0] is None else seconds, **settings))
-        if arguments.second_text_at is not None and seconds[0] is not None:
-            _move_second_text(encoded, tokenizer, arguments)
+        encoded = {name: [values[i : i + 2] for i in range(0, len(values), 2)] for name, values in encoded.items()}
     if "label" in columns:
         encoded["labels"] = columns["label"]
     return encoded
 
 
-def _move_second_text(encoded: dict[str, Any], tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> None:
-    """Pad first texts, in place, so that [SEP] and the second text have the same place in each row that has the room."""
+def arrange(row: dict[str, list[int]], tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> None:
+    """Pad a tokenized row, in place, as the arguments say: its first text, and its end."""
     padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
-    for row, tokens in enumerate(encoded["input_ids"]):
-        first = tokens.index(tokenizer.sep_token_id)
-        gap = min(arguments.second_text_at - first - 1, arguments.max_length - len(tokens))
-        for name, pad in padding.items():
-            if name in encoded:
-                encoded[name][row][first:first] = [pad] * gap
+    room = arguments.max_length - len(row["input_ids"])
+    gaps = [(len(row["input_ids"]), room if arguments.pad_to_max_length else 0)]
+    if arguments.second_text_at is not None:
+        end, start = between_texts(row["input_ids"], tokenizer)
+        gap = max(0, min(arguments.second_text_at - start, room)) if start else 0
+        gaps = [(gaps[0][0], max(0, gaps[0][1] - gap)), (end, gap)]
+    for name, values in row.items():
+        for place, count in gaps:
+            values[place:place] = [padding[name]] * count
+
+
+def between_texts(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """Where the first text ends and the second starts; (0, 0) where there is one text."""
+    separator = tokenizer.sep_token_id
+    if separator is None:
+        raise DataError("--second_text_at needs a tokenizer with a token between two texts, and this one has none.")
+    end = start = tokens.index(separator)
+    while start < len(tokens) and tokens[start] == separator:
+        start += 1
+    return (end, start) if start < len(tokens) else (0, 0)
 
 
 def collator(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> Callable[[list], dict]:

@@ -34,7 +34,8 @@ def vary(
     """`size` rows, made from each real one in turn; a `share` of them is made up, the rest as it was.
 
     Args:
-        rows: tokenized, without labels. Rows that hold several sequences (multiple choice) are only repeated.
+        rows: tokenized, without labels. Rows that hold several sequences (multiple choice) are only repeated; all others
+            come back without padding.
         size: how many rows come back.
         special: ids of the tokens that are no text, such as [SEP].
         share: from 0 to 1.
@@ -42,8 +43,7 @@ def vary(
         seed: the same seed makes the same rows.
     """
     rows = list(rows)
-    flat = all(isinstance(token, int) for row in rows[:1] for token in row["input_ids"][:1])
-    parsed = [_parts(row, frozenset(special)) for row in rows] if flat else []
+    parsed = [_parts(row, frozenset(special)) for row in rows] if is_one_sequence(rows[0]) else []
     texts = [tokens for parts in parsed for is_text, tokens, _ in parts if is_text]
     chance = random.Random(seed)
     found: Rows = []
@@ -51,18 +51,26 @@ def vary(
         for number in chance.sample(range(len(rows)), min(len(rows), size - len(found))):
             made_up = bool(texts) and chance.random() < share
             row = rows[number]
-            if made_up:
-                columns = _columns(_shortened(_made_up(parsed[number], texts, chance), max_length))
-                row = {name: values for name, values in columns.items() if name in row}
+            if parsed:
+                parts = parsed[number]
+                columns = _columns(_shortened(_made_up(parts, texts, chance), max_length) if made_up else parts)
+                row = {name: columns[name] for name in row}
             found.append(row)
     return found
+
+
+def is_one_sequence(row: dict[str, Any]) -> bool:
+    """Whether a row's columns are lists of tokens, and not one for each choice."""
+    return isinstance(row["input_ids"][0], int)
 
 
 def _parts(row: dict[str, Any], special: frozenset[int]) -> list[Part]:
     """The runs of text and of special tokens."""
     parts: list[Part] = []
     types = row.get("token_type_ids", [0] * len(row["input_ids"]))
-    for token, kind in zip(row["input_ids"], types, strict=True):
+    for token, kind, seen in zip(row["input_ids"], types, row["attention_mask"], strict=True):
+        if not seen:
+            continue
         is_text = token not in special
         if not parts or parts[-1][0] != is_text or parts[-1][2] != kind:
             parts.append((is_text, [], kind))

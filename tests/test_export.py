@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from hf_synthesizer import UnsupportedModelError, patch_model
-from tests.models import MAX_LENGTH, VARIANTS, batch, build, first_output, mask
+from hf_synthesizer import SynthesizerConfig, UnsupportedModelError, patch_model
+from tests.models import MAX_LENGTH, RELATIVES, VARIANTS, batch, build, first_output, mask
 
 HEAD = "BertForSequenceClassification"
 SIZES = [(3, 8), (1, 5), (7, MAX_LENGTH), (2, 2)]
@@ -38,12 +38,25 @@ def export(model: Any) -> ExportedProgram:
     return torch.export.export(model, (), given, dynamic_shapes=dict.fromkeys(given, DYNAMIC))
 
 
-def test_torch_export_with_dynamic_batch_and_length(variant: str) -> None:
+SMALL = {name: {"bucket_size": 4} if "lsh" in name else {} for name in RELATIVES}
+"""The relatives of sparse_strided with fewer keys than the sequences have, so that there is something to choose."""
+
+
+def assert_exports(variant: str | SynthesizerConfig) -> None:
     model = patch_model(build(HEAD), variant)
     exported = export(model).module()
     for rows, length in SIZES:
         given = inputs(rows, length)
         torch.testing.assert_close(logits(exported, given), logits(model, given), rtol=1e-4, atol=1e-5)
+
+
+def test_torch_export_with_dynamic_batch_and_length(variant: str) -> None:
+    assert_exports(variant)
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_torch_export_of_variants_that_choose_keys(name: str) -> None:
+    assert_exports(SynthesizerConfig(name, **SMALL[name]))
 
 
 def test_an_exported_program_can_be_saved_and_refuses_longer_sequences(tmp_path: Path) -> None:
@@ -56,7 +69,7 @@ def test_an_exported_program_can_be_saved_and_refuses_longer_sequences(tmp_path:
         logits(loaded, inputs(2, MAX_LENGTH + 1))
 
 
-def test_torch_jit_trace(variant: str) -> None:
+def assert_traces(variant: str | SynthesizerConfig) -> None:
     model = patch_model(build(HEAD), variant)
     model.config.return_dict = False
     first, second = (tuple(inputs(rows, length).values()) for rows, length in ((3, 8), (2, 5)))
@@ -66,7 +79,16 @@ def test_torch_jit_trace(variant: str) -> None:
             torch.testing.assert_close(traced(*given)[0], model(*given)[0], rtol=1e-4, atol=1e-5)
 
 
-def onnx_matches_torch(variant: str, path: Path) -> None:
+def test_torch_jit_trace(variant: str) -> None:
+    assert_traces(variant)
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_torch_jit_trace_of_variants_that_choose_keys(name: str) -> None:
+    assert_traces(SynthesizerConfig(name, **SMALL[name]))
+
+
+def onnx_matches_torch(variant: str | SynthesizerConfig, path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="the extra hf_synthesizer[export] brings onnxruntime")
     pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript, in hf_synthesizer[export]")
     model = patch_model(build(HEAD), variant)
@@ -105,6 +127,12 @@ def test_onnx_with_dynamic_batch_and_length(tmp_path: Path, variant: str) -> Non
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in FAST])
 def test_onnx_of_the_other_variants(tmp_path: Path, variant: str) -> None:
     onnx_matches_torch(variant, tmp_path / "model.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RELATIVES)
+def test_onnx_of_variants_that_choose_keys(tmp_path: Path, name: str) -> None:
+    onnx_matches_torch(SynthesizerConfig(name, **SMALL[name]), tmp_path / "model.onnx")
 
 
 def quantize_with_torch(model: nn.Module) -> nn.Module:

@@ -152,7 +152,7 @@ def _means(stored: torch.Tensor, members: torch.Tensor, held: torch.Tensor) -> t
 def _marked(indices: torch.Tensor, length: int) -> torch.Tensor:
     """True at each index (…, n) of a row of `length`, and nowhere for the index `length`: (…, length)."""
     marked = torch.zeros(*indices.shape[:-1], length + 1, dtype=torch.bool, device=indices.device)
-    return marked.scatter(-1, indices.clamp(max=length), True)[..., :length]
+    return marked.scatter(-1, indices.clamp(max=length), 1)[..., :length]  # 1: torch.jit knows no True here
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

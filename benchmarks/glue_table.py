@@ -52,10 +52,10 @@ def read(folder: Path) -> Results:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*-seed*.json"))]
 
 
-def relative(row: dict[str, Any], results: Results) -> float | None:
+def relative(row: dict[str, Any], results: Results, key: str = "score") -> float | None:
     """A score as a share of the stock model's on the same task and seed."""
     stock = [r for r in results if r["variant"] == "stock" and (r["task"], r["seed"]) == (row["task"], row["seed"])]
-    return row["score"] / stock[0]["score"] if stock and stock[0]["score"] else None
+    return row[key] / stock[0]["score"] if stock and stock[0]["score"] else None
 
 
 def group(results: Results) -> dict[tuple[str, bool], Results]:
@@ -75,11 +75,11 @@ def cell(rows: Results) -> str:
     return f"{statistics.mean(scores):.1f}{spread}"
 
 
-def mean_relative(rows: Results, results: Results) -> float | None:
+def mean_relative(rows: Results, results: Results, key: str = "score") -> float | None:
     """The mean over tasks of the relative score (over its seeds), for the tasks that the rows have."""
     by_task: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        value = relative(row, results)
+        value = relative(row, results, key)
         if value is not None:
             by_task[row["task"]].append(value)
     return statistics.mean(statistics.mean(values) for values in by_task.values()) if by_task else None
@@ -119,7 +119,8 @@ def markdown(head: list[str], lines: list[list[str]]) -> str:
 
 def table(results: Results) -> str:
     """Everything. Scores in points of 100; the mean relative to stock over the tasks that the line has."""
-    head = ["attention", *TASKS.values(), "mean to stock", "parameters", "transfer", "fine-tuning", "examples/s"]
+    head = ["attention", *TASKS.values(), "mean to stock", "before fine-tuning"]
+    head += ["parameters", "transfer", "fine-tuning", "examples/s"]
     lines = []
     for (variant, transfer), rows in in_order(results).items():
         first = [row for row in rows if row["seed"] == 0] or rows
@@ -129,8 +130,12 @@ def table(results: Results) -> str:
 
         cells = [name_of(variant, transfer)]
         cells += [cell([row for row in rows if row["task"] == task]) for task in TASKS]
-        cells += [share(rows, results), f"{max(row['parameters'] for row in rows) / 1e6:.1f} M"]
-        cells += [f"{mean('transfer_seconds')} s" if transfer else ""]
+        taught = mean_relative(rows, results, "score_before_finetuning") if transfer else None
+        cells += [share(rows, results), "" if taught is None else f"{taught:.1%}"]
+        cells += [
+            f"{max(row['parameters'] for row in rows) / 1e6:.1f} M",
+            f"{mean('transfer_seconds')} s" if transfer else "",
+        ]
         lines.append([*cells, f"{mean('train_seconds')} s", mean("examples_per_second")])
     return markdown(head, lines) + "\n\n" + provenance(results)
 

@@ -164,7 +164,7 @@ def test_the_table_is_relative_to_stock_on_the_same_task_and_seed() -> None:
     def row(task: str, variant: str, seed: int, score: float, transfer: bool = True) -> dict:
         numbers = {"parameters": 1e6, "transfer_seconds": 5.0, "train_seconds": 10.0, "examples_per_second": 100.0}
         numbers |= {"model": "m", "machine": "x", "threads": 1, "versions": {"torch": "2", "transformers": "5"}}
-        numbers |= {"commit": "0123456789"}
+        numbers |= {"commit": "0123456789", "score_before_finetuning": 0.9 * score if transfer else None}
         return {"task": task, "variant": variant, "seed": seed, "score": score, "transfer": transfer, **numbers}
 
     results = [
@@ -179,7 +179,7 @@ def test_the_table_is_relative_to_stock_on_the_same_task_and_seed() -> None:
     assert table.mean_relative(dense, results) == pytest.approx((0.85 + 1.0) / 2)
     lines = table.table(results).splitlines()
     assert lines[2].startswith("| stock |") and "80.0" not in lines[2] and "85.0 ± 7.1" in lines[2]
-    assert lines[3].startswith("| `dense` |") and "92.5% (2 of 5 tasks)" in lines[3]
+    assert lines[3].startswith("| `dense` |") and "92.5% (2 of 5 tasks) | 83.2% |" in lines[3]
     results.append(row("mrpc", "dense", 0, 0.6, transfer=False))
     assert table.summary(results).splitlines()[2] == (
         "| `dense` | 92.5% (2 of 5 tasks) | 97.0% | 90.0% against 75.0% on MRPC |"

@@ -28,6 +28,8 @@ from .resume import EndlessBatches, TransferCheckpoint
 METHODS = ("auto", "average", "distill")
 NEAR = 0.2
 """The share of the learning rate for layers whose closed form holds projections of the stock layer, which is near already."""
+FUSED = ("cpu", "cuda", "mps", "xpu")
+"""Devices with a fused AdamW, on a processor four times as fast as the others."""
 AGREEMENT = 1e-4
 """Below this divergence and error a model attends as its teacher does, and there is nothing to distill."""
 
@@ -197,7 +199,8 @@ class _Transfer:
         if not groups:
             return
         trained = [parameter for group in groups for parameter in group["params"]]
-        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, foreach=True)
+        fused = all(parameter.device.type in FUSED for parameter in trained)
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=fused)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _schedule(step, stage.steps))
         if "optimizer" in state:
             optimizer.load_state_dict(state["optimizer"])

@@ -55,7 +55,7 @@ from glue.training import (  # noqa: E402
     score,
     unlabelled,
 )
-from glue.variation import vary  # noqa: E402
+from glue.variation import special_ids, vary  # noqa: E402
 
 from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
 
@@ -271,7 +271,7 @@ class Bench:
         texts = vary(
             unlabelled(rows["train"]),
             TRANSFER_EPOCHS[run.task] * len(rows["train"]),
-            self.tokenizer.all_special_ids,
+            special_ids(self.tokenizer),
             max_length=MAX_LENGTH,
             seed=run.seed,
         )

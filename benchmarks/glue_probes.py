@@ -54,7 +54,7 @@ def texts(
     """The batches of a recipe, and the options of `transfer_attention`."""
     rows = benchmark.unlabelled(bench.rows(task)["train"])
     if epochs is not None:
-        special = bench.tokenizer.all_special_ids
+        special = benchmark.special_ids(bench.tokenizer)
         rows = benchmark.vary(rows, epochs * len(rows), special, share=share, max_length=benchmark.MAX_LENGTH)
     batches = benchmark.GroupedBatches(rows, batch_size, bench.collate, seed=0)
     if epochs is not None:

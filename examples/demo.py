@@ -29,7 +29,7 @@ from glue.data import DataArguments, collator, load_data, tokenize
 from glue.model import ModelArguments, load_model, load_tokenizer
 from glue.tasks import TASKS, DataError
 from glue.training import GroupedBatches, examples_per_second, finetune, score, unlabelled
-from glue.variation import vary
+from glue.variation import special_ids, vary
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_synthesizer import SynthesizerError, count_parameters, patch_model, patch_report, transfer_attention
@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
         texts = vary(
             unlabelled(train),
             32 * arguments.transfer_steps,
-            tokenizer.all_special_ids,
+            special_ids(tokenizer),
             max_length=arguments.max_length,
             seed=arguments.seed,
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from glue.variation import vary  # noqa: E402
+from glue.variation import special_ids, vary  # noqa: E402
 
 CLS, SEP = 101, 102
 
@@ -68,6 +69,11 @@ def test_the_share_is_of_made_up_rows_and_every_row_is_used_as_often_as_any_othe
     assert sorted(map(str, vary(PAIRS, 12, [CLS, SEP], share=0))) == sorted(map(str, PAIRS * 2))
     real = sum(one in PAIRS for one in vary(PAIRS, 1000, [CLS, SEP], share=0.5))
     assert 450 < real < 600
+
+
+def test_unknown_and_masked_words_are_text() -> None:
+    tokenizer = SimpleNamespace(all_special_ids=[0, 1, CLS, SEP, 103], unk_token_id=1, mask_token_id=103)
+    assert special_ids(tokenizer) == {0, CLS, SEP}  # type: ignore[arg-type]
 
 
 def test_the_same_seed_makes_the_same_rows() -> None:

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from hf_synthesizer import InvalidConfigError, patch_model, patch_report, suggest_layers, transfer_attention
 
 from .data import DataArguments, arrange
-from .variation import Rows, is_one_sequence, vary
+from .variation import Rows, is_one_sequence, special_ids, vary
 
 AVERAGE_BATCHES = 100
 """How many batches a transfer's closed form and `suggest_layers` look at, at most."""
@@ -93,7 +93,7 @@ def transfer_text(
     found = vary(
         list(rows),
         size,
-        tokenizer.all_special_ids,
+        special_ids(tokenizer),
         share=arguments.transfer_variation,
         max_length=data_arguments.max_length,
         seed=seed,

@@ -11,6 +11,8 @@ import random
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 Rows = list[dict[str, Any]]
 Tokens = list[int]
 Part = tuple[bool, Tokens, int]
@@ -37,7 +39,7 @@ def vary(
         rows: tokenized, without labels. Rows that hold several sequences (multiple choice) are only repeated; all others
             come back without padding.
         size: how many rows come back.
-        special: ids of the tokens that are no text, such as [SEP].
+        special: ids of the tokens that are no text, such as [SEP] (see `special_ids`).
         share: from 0 to 1.
         max_length: of a made-up row; its longest text is cut.
         seed: the same seed makes the same rows.
@@ -57,6 +59,11 @@ def vary(
                 row = {name: columns[name] for name in row}
             found.append(row)
     return found
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The tokens that frame texts: all special ones but those that stand for a word."""
+    return {*tokenizer.all_special_ids} - {tokenizer.unk_token_id, tokenizer.mask_token_id}
 
 
 def is_one_sequence(row: dict[str, Any]) -> bool:

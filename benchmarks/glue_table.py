@@ -28,7 +28,7 @@ from matplotlib import pyplot  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
 PROBES = ROOT / "benchmarks" / "results" / "glue_probes.csv"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "glue.md", ROOT / "docs" / "transfer.md")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("glue.md", "transfer.md", "sparse.md")))
 PLACE = re.compile(r"(<!-- table: ([a-z-]+) \(benchmarks/glue_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 TASKS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
 TARGETS = {
@@ -168,6 +168,17 @@ def summary(results: Results) -> str:
     return markdown(["attention", "mean to stock", "aim", "against fresh logits"], lines)
 
 
+def starts(results: Results) -> str:
+    """`random` with fresh logits, from both of its starts."""
+    lines = []
+    for variant, start in (("random", "default"), ("random-handcrafted", "handcrafted")):
+        rows = group(results).get((variant, False), [])
+        lines.append(
+            [f'`init="{start}"`', *(cell([r for r in rows if r["task"] == task]) for task in ("sst2", "mrpc"))]
+        )
+    return markdown(["`random`, fresh logits", TASKS["sst2"], TASKS["mrpc"]], lines)
+
+
 def probes() -> str:
     """What benchmarks/glue_probes.py measured."""
     with PROBES.open(newline="") as file:
@@ -231,7 +242,12 @@ def plot(results: Results, path: Path) -> None:
 
 def with_tables(text: str, results: Results) -> str:
     """A document with its tables written anew."""
-    makers = {"glue": lambda: table(results), "glue-summary": lambda: summary(results), "glue-probes": probes}
+    makers = {
+        "glue": lambda: table(results),
+        "glue-summary": lambda: summary(results),
+        "glue-starts": lambda: starts(results),
+        "glue-probes": probes,
+    }
     return PLACE.sub(lambda place: f"{place[1]}\n{makers[place[2]]()}\n\n{place[3]}", text)
 
 

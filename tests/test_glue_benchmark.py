@@ -185,6 +185,13 @@ def test_the_table_is_relative_to_stock_on_the_same_task_and_seed() -> None:
         "| `dense` | 92.5% (2 of 5 tasks) | 97.0% | 90.0% against 75.0% on MRPC |"
     )
 
+    results += [
+        row(task, variant, 0, 0.5, variant != "stock") for task in table.TASKS for variant in ("stock", "random")
+    ]
+    assert table.aim("random", [r for r in results if r["variant"] == "random"], results[-10:]) == "95.0%"
+    worse = [{**r, "score": 0.4} for r in results if r["variant"] == "random"]
+    assert table.aim("random", worse, results[-10:]) == "95.0%, missed by 15.0"
+
 
 def test_the_documents_say_what_the_results_say() -> None:
     table.main(["--check"])

@@ -27,7 +27,7 @@ MODES, PADDINGS, DTYPES = ("inference", "train"), ("none", "ragged"), ("float32"
 TIMING_FIELDS = ("status", "reason", "median_ms", "p20_ms", "p80_ms", "rounds", "stock_sdpa_ms", "speedup", "others")
 """`stock_sdpa_ms` is stock's median in the same interleaved run, and `speedup` how often the line's fits into it; `others`, how
 many cores other processes kept busy meanwhile."""
-FAILURES = (NotServed, SynthesizerError, RuntimeError, ValueError, NotImplementedError)
+FAILURES = (NotServed, SynthesizerError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)

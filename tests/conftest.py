@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from tests.models import VARIANTS
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))  # where the package `glue` is
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +22,19 @@ def seed() -> None:
 def variant(request: pytest.FixtureRequest) -> str:
     """Each registered variant and the mixtures that the library promises."""
     return request.param
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model for the GLUE examples."""
+    from tests.glue_rows import write_model  # not above: most tests need none of what it imports
+
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def glue_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny data for the GLUE examples."""
+    from tests.glue_rows import write_tasks
+
+    return write_tasks(tmp_path_factory.mktemp("glue"))

@@ -8,15 +8,22 @@ import math
 import pytest
 import torch
 
-from hf_synthesizer import (
-    transfer_attention,
-)
+from hf_synthesizer import transfer_attention
 from hf_synthesizer.transfer import closed_forms, first_order
 from hf_synthesizer.transfer.average import MeanWeights, best_factors
 from hf_synthesizer.transfer.first_order import MeanStates
 from hf_synthesizer.transfer.observe import observe_calls, observing, pair_layers
 from tests.models import MAX_LENGTH, batch, first_output
 from tests.teaching import HEADS, loader, recorded_weights, self_attentions, sharp, student_of
+
+
+def averaged(head: str, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first layer's weights (B, H, L, L) on a batch without padding: of `random` in closed form, and of its teacher."""
+    teacher, inputs = sharp(head), batch(head)
+    inputs["attention_mask"] = torch.ones(3, 8, dtype=torch.long)
+    model = student_of(teacher, "random", **options)
+    transfer_attention(model, teacher, [inputs], method="average", progress=False)
+    return recorded_weights(model, inputs)[0], recorded_weights(teacher, inputs)[0]
 
 
 def test_random_is_the_log_of_the_mean_weight_over_valid_pairs() -> None:
@@ -37,13 +44,11 @@ def test_random_is_the_log_of_the_mean_weight_over_valid_pairs() -> None:
             assert layer.synthesizer.table[head, i, j].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_constant_attention_is_the_mean_attention() -> None:
-    teacher, inputs = sharp(HEADS["bert"]), batch(HEADS["bert"])
-    inputs["attention_mask"] = torch.ones(3, 8, dtype=torch.long)
-    model = student_of(teacher, "random")
-    transfer_attention(model, teacher, [inputs], method="average", progress=False)
-    ours, theirs = recorded_weights(model, inputs), recorded_weights(teacher, inputs)
-    torch.testing.assert_close(ours[0], theirs[0].mean(0, keepdim=True).expand_as(ours[0]), rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("head", [HEADS["bert"], "T5EncoderModel"])
+def test_constant_attention_is_the_mean_attention(head: str) -> None:
+    """T5's bias stays and is added, so R is what is missing from it: softmax(R + bias) is the mean."""
+    ours, theirs = averaged(head)
+    torch.testing.assert_close(ours, theirs.mean(0, keepdim=True).expand_as(ours), rtol=1e-4, atol=1e-5)
 
 
 def test_pairs_that_no_sequence_reached_go_on_along_their_diagonal() -> None:
@@ -87,23 +92,9 @@ def test_a_mixture_with_dot_product_starts_as_its_teacher(mixing: str) -> None:
     assert report.steps == 0  # nothing was left to distill
 
 
-def test_t5_takes_its_mean_weights_on_top_of_the_position_bias() -> None:
-    """The bias stays and is added, so R is what is missing from it: softmax(R + bias) is the mean."""
-    teacher, inputs = sharp("T5EncoderModel"), batch("T5EncoderModel")
-    inputs["attention_mask"] = torch.ones(3, 8, dtype=torch.long)
-    model = student_of(teacher, "random")
-    transfer_attention(model, teacher, [inputs], method="average", progress=False)
-    ours, theirs = recorded_weights(model, inputs), recorded_weights(teacher, inputs)
-    torch.testing.assert_close(ours[0], theirs[0].mean(0, keepdim=True).expand_as(ours[0]), rtol=1e-4, atol=1e-5)
-
-
 def test_shared_heads_take_the_mean_over_the_heads() -> None:
-    teacher, inputs = sharp(HEADS["bert"]), batch(HEADS["bert"])
-    inputs["attention_mask"] = torch.ones(3, 8, dtype=torch.long)
-    model = student_of(teacher, "random", share_heads=True)
-    transfer_attention(model, teacher, [inputs], method="average", progress=False)
-    expected = recorded_weights(teacher, inputs)[0].mean((0, 1))
-    torch.testing.assert_close(recorded_weights(model, inputs)[0][0, 0], expected, rtol=1e-4, atol=1e-5)
+    ours, theirs = averaged(HEADS["bert"], share_heads=True)
+    torch.testing.assert_close(ours[0, 0], theirs.mean((0, 1)), rtol=1e-4, atol=1e-5)
 
 
 def mean_states(model, teacher, inputs) -> MeanStates:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-from glue.variation import special_ids, vary  # noqa: E402
+from glue.variation import special_ids, vary
 
 CLS, SEP = 101, 102
 

@@ -143,6 +143,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     metrics = {}
     if accelerator.is_main_process:
         metrics = json.loads((Path(loop.output_dir) / "all_results.json").read_text())
+    accelerator.wait_for_everyone()  # a process that leaves in the middle of another's last exchange hangs over gloo
     accelerator.end_training()
     return metrics
 

@@ -78,6 +78,8 @@ def main(kind: str, folder: str) -> None:
         Path(folder, "result.json").write_text(
             json.dumps({**result, "class": type(model).__name__, "input_ids": ids.tolist()})
         )
+    # A process that leaves while its last gradient's thread still waits for the interpreter's lock would hang (gloo).
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 

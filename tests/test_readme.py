@@ -13,7 +13,10 @@ import pytest
 from hf_synthesizer import list_families, list_variants
 from hf_synthesizer.synthesizers import MixtureSynthesizer
 from hf_synthesizer.synthesizers.registry import get_variant
+from tests.glue_rows import write_tasks
+from tests.hub_server import HubServer, hub  # noqa: F401
 from tests.models import build
+from tests.tokenizers import save_tokenizer
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,19 +43,28 @@ def test_every_linked_file_exists() -> None:
         assert (ROOT / link).exists(), link
 
 
+@pytest.mark.xdist_group("hub")
 @pytest.mark.parametrize("number", range(len(re.findall("```python", README))))
-def test_the_code_runs(number: int, tmp_path: Path) -> None:
-    """In a folder where "bert-base-uncased" is a tiny model, since no test reaches a hub."""
+def test_the_code_runs(number: int, tmp_path: Path, hub: HubServer) -> None:  # noqa: F811
+    """In a folder where "bert-base-uncased" is a tiny model and "nyu-mll/glue" tiny data, beside a Hub to push to."""
     build("BertForSequenceClassification", num_hidden_layers=3).save_pretrained(tmp_path / "bert-base-uncased")
-    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[number]
+    save_tokenizer(tmp_path / "bert-base-uncased")
+    data = tmp_path / "nyu-mll" / "glue"
+    data.mkdir(parents=True)
+    write_tasks(data)
+    (data / "README.md").write_text("---\nconfigs:\n- config_name: sst2\n  data_dir: sst2\n---\n")
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[number].replace("steps=900", "steps=9")
     result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env={**hub.environment(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
     )
     assert result.returncode == 0, result.stderr
+    if "push_to_hub" in code:
+        assert "accuracy" in result.stdout and "'label': 'LABEL_" in result.stdout
+        assert "model.safetensors" in hub.repos["me/bert-synthesizer-sst2"].files()
 
 
 def test_the_example_of_the_attention_layer_runs() -> None:

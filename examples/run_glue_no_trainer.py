@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Convert a pretrained model to Synthesizer attention and fine-tune it on GLUE or SuperGLUE, with Accelerate alone.
 
-    accelerate launch --num_processes 2 --cpu examples/run_glue_no_trainer.py --model_name_or_path bert-base-uncased \\
+    accelerate launch examples/run_glue_no_trainer.py --model_name_or_path bert-base-uncased \\
         --task_name mrpc --variant dense+salience --transfer_steps 900 --output_dir outputs/mrpc
 
-The training loop is spelled out, to be read and changed.
+The training loop is spelled out, to be read and changed. docs/glue.md has the lines for several processes.
 """
 
 from __future__ import annotations
@@ -183,6 +183,8 @@ def train(
         plain = {name: value for name, value in settings.items() if isinstance(value, (int, float, str, bool))}
         accelerator.init_trackers("glue", plain)
     done = load_checkpoint(accelerator, loop, steps_an_epoch)
+    rows = loop.per_device_train_batch_size * loop.gradient_accumulation_steps
+    accelerator.print(f"{total} steps of {rows} rows in each of {accelerator.num_processes} processes")
     bar = tqdm(total=total, initial=done, disable=not accelerator.is_local_main_process)
     metrics: dict[str, float] = {}
     for epoch in range(done // steps_an_epoch, epochs):

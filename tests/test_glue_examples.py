@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -152,15 +153,28 @@ def test_a_resumed_loop_ends_where_an_uninterrupted_one_does(
     )
 
 
-def test_two_processes_count_every_row_once(model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
+# ---- both, in two processes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", ["run_glue.py", "run_glue_no_trainer.py"])
+def test_two_processes_count_every_row_once(script: str, model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
     """11 validation rows do not split evenly: the metric of two processes must be that of the saved model on all 11."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu"]
-    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    command += [str(EXAMPLES / "run_glue_no_trainer.py")]
-    command += flags(model_dir, tmp_path, "--task_name=mrpc", f"--glue_dir={glue_dir}", "--variant=dense")
-    command += ["--transfer_steps=3", "--per_device_eval_batch_size=4"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    more = ["--task_name=mrpc", f"--glue_dir={glue_dir}", "--variant=dense", "--transfer_steps=3"]
+    more += ["--per_device_eval_batch_size=4"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += [
+        str(EXAMPLES / script),
+        *(trainer_flags if script == "run_glue.py" else flags)(model_dir, tmp_path, *more),
+    ]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
+    if script == "run_glue.py":
+        state = json.loads((tmp_path / "trainer_state.json").read_text())
+        assert state["global_step"] == 2  # 24 rows, 8 for each process
+    else:
+        assert "2 steps of 8 rows in each of 2 processes" in done.stdout
+
     metrics = json.loads((tmp_path / "all_results.json").read_text())
     arguments = DataArguments(task_name="mrpc", glue_dir=str(glue_dir), max_length=16)
     task, rows = load_data(arguments)

@@ -44,30 +44,56 @@ RECIPES: dict[str, dict[str, Any]] = {
     "made-up rows, 3 epochs": {"epochs": 3},
     "made-up rows, 9 epochs": {"epochs": 9},
     "made-up rows, 3 epochs in batches of 16": {"epochs": 3, "batch_size": 16},
+    "made-up rows, 3 epochs, half from Wikipedia": {"epochs": 3, "foreign": 0.5},
 }
 """Options of `transfer_attention`, and of `texts`; those that name epochs take steps for them, and a fifth more in stage 1."""
 
 
 def texts(
-    bench: Any, task: str, *, epochs: int | None = None, share: float = 0.75, batch_size: int = 32, **others: Any
+    bench: Any,
+    task: str,
+    wikipedia: Path | None,
+    *,
+    epochs: int | None = None,
+    share: float = 0.75,
+    foreign: float = 0.0,
+    batch_size: int = 32,
+    **others: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """The batches of a recipe, and the options of `transfer_attention`."""
+    """The batches of a recipe, and the options of `transfer_attention`. `foreign` is the share of the rows whose texts
+    are not the task's.
+    """
     rows = benchmark.unlabelled(bench.rows(task)["train"])
     if epochs is not None:
         special = benchmark.special_ids(bench.tokenizer)
-        rows = benchmark.vary(rows, epochs * len(rows), special, share=share, max_length=benchmark.MAX_LENGTH)
+        size = epochs * len(rows)
+        options = {"share": share, "max_length": benchmark.MAX_LENGTH}
+        rows = benchmark.vary(rows, round((1 - foreign) * size), special, **options)
+        if foreign:
+            if wikipedia is None:
+                raise SystemExit("This recipe needs --text, a file of WikiText.")
+            pairs = len(benchmark.get_task(task).fields) > 1
+            rows += benchmark.vary(foreign_rows(bench, wikipedia, pairs), round(foreign * size), special, **options)
     batches = benchmark.GroupedBatches(rows, batch_size, bench.collate, seed=0)
     if epochs is not None:
         others["steps"] = (int(benchmark.FIRST_STAGE * len(batches)), len(batches))
     return batches, others
 
 
-def probe(bench: Any, task: str, variant: str, recipe: str) -> dict[str, Any]:
+def foreign_rows(bench: Any, path: Path, pairs: bool) -> list[dict[str, Any]]:
+    """The sentences of 5 to 20 words of a file of WikiText, each followed by the next one where rows are pairs."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("=")]
+    sentences = [text.strip() for line in lines for text in line.split(" . ") if 5 <= len(text.split()) <= 20]
+    encoded = bench.tokenizer(sentences[:-1], sentences[1:] if pairs else None)
+    return [dict(zip(encoded, columns, strict=True)) for columns in zip(*encoded.values(), strict=True)]
+
+
+def probe(bench: Any, task: str, variant: str, recipe: str, wikipedia: Path | None) -> dict[str, Any]:
     """One line."""
     run = benchmark.Run(task, variant, True, 0)
     teacher = bench.teacher(run)
     model = bench.student(run, teacher)
-    batches, options = texts(bench, task, **RECIPES[recipe])
+    batches, options = texts(bench, task, wikipedia, **RECIPES[recipe])
     started = time.process_time()
     report = benchmark.transfer_attention(model, teacher, batches, autocast=torch.bfloat16, **options)
     seconds = time.process_time() - started
@@ -96,6 +122,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--task", choices=benchmark.TASKS, default="stsb")
     parser.add_argument("--variants", nargs="*", default=["dense+salience", "dense", "random+salience", "random"])
     parser.add_argument("--recipes", nargs="*", choices=RECIPES, default=list(RECIPES)[:5])
+    parser.add_argument("--text", type=Path, help="a file of WikiText, for recipes with foreign text")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments, others = parser.parse_known_args(argv)
     settings = benchmark.arguments_of(others)
@@ -109,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
         for recipe in arguments.recipes:
             if any((r["task"], r["variant"], r["recipe"]) == (arguments.task, variant, recipe) for r in found):
                 continue
-            row = probe(bench, arguments.task, variant, recipe)
+            row = probe(bench, arguments.task, variant, recipe, arguments.text)
             print(row, flush=True)
             with arguments.output.open("a", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS.split())

@@ -160,6 +160,23 @@ def test_probes_measure_recipes_on_one_task_and_are_not_repeated(
     assert output.read_text() == text
 
 
+@pytest.mark.parametrize(("task", "form"), [("sst2", "[CLS] {} [SEP]"), ("mrpc", "[CLS] {} [SEP] {} [SEP]")])
+def test_a_probe_may_take_text_from_elsewhere(task: str, form: str, tiny: list[str], tmp_path: Path) -> None:
+    probes = load("glue_probes")
+    path = tmp_path / "text.txt"
+    path.write_text(" = The film = \n\n the bad film . the plot is not good . the film is not bad . good\n")
+    settings = probes.benchmark.Bench(probes.benchmark.arguments_of(tiny))
+    rows = probes.foreign_rows(settings, path, pairs=task == "mrpc")
+    # Sentences of five words and more are left; the last one has none after it.
+    assert [settings.tokenizer.decode(row["input_ids"]) for row in rows] == [
+        form.format("the plot is not good", "the film is not bad")
+    ]
+    batches, options = probes.texts(settings, task, path, epochs=2, foreign=0.5, share=0.0, batch_size=1)
+    texts = [settings.tokenizer.decode(batch["input_ids"][0]) for batch in batches]
+    assert len(texts) == 24 and sum("plot is not good" in text for text in texts) == 12
+    assert options["steps"][1] == 24
+
+
 def test_the_table_is_relative_to_stock_on_the_same_task_and_seed() -> None:
     def row(task: str, variant: str, seed: int, score: float, transfer: bool = True) -> dict:
         numbers = {"parameters": 1e6, "transfer_seconds": 5.0, "train_seconds": 10.0, "examples_per_second": 100.0}

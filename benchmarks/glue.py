@@ -131,7 +131,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--variants", nargs="*", choices=(*VARIANTS, HANDCRAFTED), help="these variants alone")
     parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
     parser.add_argument("--transfer", choices=("yes", "no"), help="only with transfer, or only fresh logits and stock")
-    parser.add_argument("--best", nargs="*", default=["random+dot_product", HYBRID, "dense+salience"])
+    parser.add_argument("--best", nargs="*", default=["random+dot_product", HYBRID, "random+salience"])
     parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
     parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers and the hybrid are kept")
     parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")

@@ -16,6 +16,11 @@ logger = logging.getLogger(__name__)
 
 ROUTES = {"static": static, "tiled": tiled, "sdpa": sdpa}
 """The fast routes, in the order in which they are asked. Each has `serves(…)` and `attend(…)`."""
+FEW = 1 << 16
+"""Logits of a row of the batch, all heads. Up to so many, a processor trains faster with plain operations on the whole
+batch than tile by tile, or through a kernel whose backward is slow in bfloat16."""
+FEW_TILED = 1 << 13
+"""The same where there is a tiled term, whose outer product is dear to keep."""
 
 __all__ = ["ROUTES", "attend", "choose_route"]
 
@@ -23,11 +28,23 @@ __all__ = ["ROUTES", "attend", "choose_route"]
 def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> str:
     """The name of the route that serves these terms: the first that says so, else `"reference"`.
 
-    One query, a step of decoding, is always the reference's: there is one row of weights, and nothing to save.
+    One query, a step of decoding, is always the reference's: there is one row of weights, and nothing to save. So is
+    training on short sequences, unless the static route serves it.
     """
     if terms.query_length == 1:
         return "reference"
-    return next((name for name, route in ROUTES.items() if route.serves(terms, value, mask, dropout)), "reference")
+    for name, route in ROUTES.items():
+        if route.serves(terms, value, mask, dropout):
+            return "reference" if name != "static" and trains_on_few(terms, value) else name
+    return "reference"
+
+
+def trains_on_few(terms: Terms, value: torch.Tensor) -> bool:
+    """Whether a gradient is wanted, on a processor, through so few logits that nothing is gained by cutting them up."""
+    if traced() or value.device.type != "cpu" or not torch.is_grad_enabled():
+        return False
+    logits = value.shape[1] * terms.query_length * value.shape[-2]
+    return logits <= (FEW_TILED if terms.tiled else FEW)
 
 
 def attend(

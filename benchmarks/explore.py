@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from attention import inference, step
@@ -23,6 +24,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 from tqdm import tqdm
 
+import hf_synthesizer.attend
 from hf_synthesizer.attend import attend
 from hf_synthesizer.attend import blocks as tiles
 from hf_synthesizer.gemm import linear, product
@@ -122,6 +124,23 @@ def tile_rows(length: int) -> Experiment:
     return {**{f"{rows} rows": partial(with_rows, rows) for rows in counts}, STOCK: stock}, length, 0.0
 
 
+def short(variant: str, dtype: torch.dtype, length: int) -> Experiment:
+    """Training steps on 32 short rows: plain operations on the whole batch, or tiles row by row; stock beside them."""
+    hidden_states = torch.randn(32, length, WIDTH, dtype=dtype, requires_grad=True)
+    gradient = torch.randn_like(hidden_states)
+    made, *stock = (
+        step(build(name, length, dtype, train=True), hidden_states, None, gradient)
+        for name in (variant, STOCK, "stock eager")
+    )
+
+    def by_routes() -> None:
+        with mock.patch.multiple(hf_synthesizer.attend, FEW=0, FEW_TILED=0):
+            made()
+
+    runs = {"the whole batch": made, "row by row": by_routes, STOCK: stock[0], "stock eager": stock[1]}
+    return runs, length, 0.0
+
+
 def batch(length: int) -> Experiment:
     """What a longer batch costs the static route, against rows of the batch one by one."""
     block = build("random", length, torch.float32)
@@ -179,6 +198,10 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], Experiment], int]] = {
     "projection": (projection, 512),
     "layout of the product": (layout, 512),
     "rows of a tile in training": (tile_rows, 2048),
+    "random+dot_product, short rows": (partial(short, "random+dot_product", torch.float32), 32),
+    "dense+salience, short rows": (partial(short, "dense+salience", torch.float32), 32),
+    "random+dot_product, short rows in bf16": (partial(short, "random+dot_product", torch.bfloat16), 32),
+    "dense+salience, short rows in bf16": (partial(short, "dense+salience", torch.bfloat16), 32),
     "batch of the static route": (batch, 512),
     "random, compiled": (partial(compiled, "random"), 512),
     "dense, compiled": (partial(compiled, "dense"), 512),

@@ -80,6 +80,30 @@ def test_a_bare_teacher_can_teach_a_model_with_a_head() -> None:
     assert report.error_after < report.error_before
 
 
+@pytest.mark.parametrize("head", ["BertForSequenceClassification", "BertForMaskedLM", "T5ForConditionalGeneration"])
+def test_stage_three_learns_what_the_head_says(head: str) -> None:
+    teacher, batches = sharp(head), loader(head)
+    model = student_of(teacher, "random")
+    without = copy.deepcopy(model)
+    rates = {"learning_rate": 2e-2, "backbone_learning_rate": 3e-3}
+    report = transfer_attention(model, teacher, batches, steps=(3, 6, 30), progress=False, **rates)
+    assert report.steps == 39 and report.answers_after < 0.7 * report.answers_before
+    assert "answers, squared error relative to their variance" in str(report)
+    short = transfer_attention(without, teacher, batches, steps=(3, 6), progress=False)
+    assert short.answers_after is None and "answers" not in str(short)
+
+
+@pytest.mark.parametrize(("teacher", "says"), [("bare", "BertModel gives no logits"), ("three labels", r"\(3, 3\)")])
+def test_stage_three_without_the_same_head_is_refused_before_anything_is_done(teacher: str, says: str) -> None:
+    stock = sharp(HEADS["bert"])
+    model = student_of(stock, "random")
+    before = copy.deepcopy(model.state_dict())
+    other = stock.bert if teacher == "bare" else build(HEADS["bert"], num_labels=3)
+    with pytest.raises(InvalidConfigError, match=says):
+        transfer_attention(model, other, loader(HEADS["bert"]), steps=(1, 1, 1), progress=False)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
 def test_a_hybrid_is_taught_where_it_is_synthesized() -> None:
     teacher = sharp(HEADS["bert"])
     report = transfer_attention(
@@ -132,13 +156,13 @@ class InterruptedAfter:
             yield inputs
 
 
-@pytest.mark.parametrize("after", [13, 23], ids=["in stage 1", "in stage 2"])
+@pytest.mark.parametrize("after", [13, 23, 33], ids=["in stage 1", "in stage 2", "in stage 3"])
 def test_a_resumed_transfer_ends_where_an_uninterrupted_one_does(tmp_path, after: int) -> None:
     teacher = sharp(HEADS["bert"])
     rows = [
         {name: tensor[row] for name, tensor in inputs.items()} for inputs in loader(HEADS["bert"]) for row in range(3)
     ]
-    settings = dict(steps=(10, 10), save_steps=3, progress=False)
+    settings = dict(steps=(10, 10, 10), save_steps=3, progress=False)
 
     def shuffled():
         torch.manual_seed(1)
@@ -167,7 +191,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path) -> None:
     transfer_attention(
         student_of(teacher, "dense"), teacher, batches, steps=2, checkpoint_dir=tmp_path, progress=False
     )
-    with pytest.raises(CheckpointMismatchError, match=r"steps = \[0, 2\], but this one has \[1, 3\]"):
+    with pytest.raises(CheckpointMismatchError, match=r"steps = \[0, 2, 0\], but this one has \[1, 3, 0\]"):
         transfer_attention(
             student_of(teacher, "dense"), teacher, batches, steps=4, checkpoint_dir=tmp_path, progress=False
         )
@@ -223,6 +247,8 @@ def test_errors_say_what_to_do() -> None:
         transfer_attention(factorized, teacher, batches, method="average")
     with pytest.raises(InvalidConfigError, match="steps must be"):
         transfer_attention(dense, teacher, batches, steps=-1)
+    with pytest.raises(InvalidConfigError, match="steps must be"):
+        transfer_attention(dense, teacher, batches, steps=(1, 2, 3, 4))
     with pytest.raises(NotPatchedError, match="call patch_model"):
         transfer_attention(copy.deepcopy(teacher), teacher, batches)
     with pytest.raises(UnsupportedModelError, match="its own teacher"):

@@ -1,4 +1,4 @@
-"""The two losses of distillation: each layer's weights, then every layer's output."""
+"""The losses of distillation: each layer's weights, then every layer's output, then what the head says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..errors import InvalidConfigError
 from ..families.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
 from .observe import Batch, Call, LayerPair, observe_calls, on_device, synthesized_weights
@@ -36,7 +37,7 @@ def weight_losses(
 
 def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
     """Stage 2: for each layer's output on the student's own hidden states, `|student − teacher|² / variance(teacher)`,
-    over tokens. What a head says is left aside: beside the layers it was measured to do harm.
+    over tokens. What a head says is left aside: beside the layers it was measured to do harm, after them it helps.
     """
     with torch.no_grad():
         wanted = teacher(**on_device(batch, teacher), output_hidden_states=True)
@@ -47,6 +48,35 @@ def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch
             if student.requires_grad or not torch.is_grad_enabled():
                 losses.append(relative_error(student, target.to(student.device), keep))
     return losses
+
+
+def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Stage 3: the same error of the logits, (B, C) or (B, L, C). What is added to all classes alike says nothing, so
+    logits of several classes have their mean taken off.
+
+    Raises:
+        InvalidConfigError: where a model has no head that gives logits, or the two heads differ.
+    """
+    with torch.no_grad():
+        wanted = teacher(**on_device(batch, teacher)).get("logits")
+    found = model(**on_device(batch, model)).get("logits")
+    if wanted is None or found is None or wanted.shape != found.shape:
+        raise InvalidConfigError(
+            f"Stage 3 of a transfer learns what the teacher's head says, but {_head(model, found)} and "
+            f"{_head(teacher, wanted)}. Give steps=(stage 1, stage 2), or a teacher with the model's own head."
+        )
+    wanted = wanted.to(found.device)
+    if wanted.shape[-1] > 1:
+        wanted, found = (logits.float() - logits.float().mean(-1, keepdim=True) for logits in (wanted, found))
+    if wanted.dim() == 2:
+        return relative_error(found.unsqueeze(1), wanted.unsqueeze(1), None)
+    masks = [keep for _, keep in stacks_of(batch) if keep is not None and keep.shape == wanted.shape[:2]]
+    return relative_error(found, wanted, masks[-1] if masks else None)
+
+
+def _head(model: PreTrainedModel, logits: torch.Tensor | None) -> str:
+    says = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
+    return f"{type(model).__name__} gives {says}"
 
 
 def relative_error(student: torch.Tensor, target: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:

@@ -19,17 +19,27 @@ from transformers.utils import logging
 
 from ..errors import InvalidConfigError
 from .closed_forms import require_closed_form, write_closed_forms
-from .distill import divergence, fresh_parameters, old_parameters, output_losses, weight_losses
+from .distill import (
+    answer_loss,
+    divergence,
+    fresh_parameters,
+    old_parameters,
+    output_losses,
+    weight_losses,
+)
 from .first_order import dense_of
 from .observe import Batch, LayerPair, observe_calls, observing, pair_layers, synthesized_weights
 from .report import LayerTransfer, TransferReport
 from .resume import EndlessBatches, TransferCheckpoint
 
+HIDDEN, ANSWERS = "hidden states", "answers"
 METHODS = ("auto", "average", "distill")
 NEAR = 0.2
 """The share of the learning rate for layers whose closed form holds projections of the stock layer, which is near already."""
 FUSED = ("cpu", "cuda", "mps", "xpu")
 """Devices with a fused AdamW, on a processor four times as fast as the others."""
+LATE = 0.3
+"""The share of the learning rates for stage 3, which begins where stage 2 has led."""
 AGREEMENT = 1e-4
 """Below this divergence and error a model attends as its teacher does, and there is nothing to distill."""
 
@@ -39,7 +49,7 @@ def transfer_attention(
     teacher: PreTrainedModel,
     dataloader: Iterable[Batch],
     method: str = "auto",
-    steps: int | tuple[int, int] = 900,
+    steps: int | tuple[int, int] | tuple[int, int, int] = 900,
     *,
     learning_rate: float = 5e-3,
     backbone_learning_rate: float = 3e-4,
@@ -58,16 +68,19 @@ def transfer_attention(
        weights (KL over the rows of tokens).
     3. *distill*, stage 2: the model runs on its own hidden states, and all of it but the token embeddings is trained
        so that every layer's output is the teacher's (squared error relative to the variance).
+    4. *distill*, stage 3, if `steps` names it: the same on what the head says. It is for a teacher whose head was
+       trained on the task; one that is fresh has nothing to say.
 
     Args:
         model: a patched model.
         teacher: the stock model: a copy made before the patch, or a fine-tuned one of the same shape.
         dataloader: batches of the model's inputs as dicts, padded on the right; labels are left aside.
-        method: "average" (step 1), "distill" (2 and 3), or "auto": all three, each where it applies.
-        steps: optimisation steps in all, a third of them for stage 1; or a pair (stage 1, stage 2).
+        method: "average" (step 1), "distill" (the others), or "auto": all, each where it applies.
+        steps: optimisation steps in all, a third of them for stage 1 and none for stage 3; or (stage 1, stage 2), or
+            (stage 1, stage 2, stage 3).
         learning_rate: of the fresh parameters, warmed up and then lowered to 0 in each stage; a fifth of it where `dense`
             has its closed form, which more would drive away from it.
-        backbone_learning_rate: of the pretrained parameters, in stage 2.
+        backbone_learning_rate: of the pretrained parameters, in stage 2. Stage 3 takes 0.3 of both rates.
         average_batches: how many batches the mean is taken over, if the dataloader has as many.
         autocast: for instance `torch.bfloat16`, to compute in mixed precision.
         checkpoint_dir: where the state is saved every `save_steps` steps. A call with the same settings goes on from
@@ -77,7 +90,8 @@ def transfer_attention(
 
     Raises:
         NotPatchedError, UnsupportedModelError: for a model and a teacher that do not fit.
-        InvalidConfigError: for an unknown method, a method that a variant has no closed form for, or bad data.
+        InvalidConfigError: for an unknown method, a method that a variant has no closed form for, stage 3 without a
+            head, or bad data.
         CheckpointMismatchError: for a checkpoint of other settings.
     """
     if method not in METHODS:
@@ -85,10 +99,11 @@ def transfer_attention(
     pairs = pair_layers(model, teacher)
     if method == "average":
         require_closed_form(pairs)
-    first, second = _split(steps)
+    first, second, third = _split(steps)
+    distill = method != "average"
     settings = {
         "method": method,
-        "steps": [first, second],
+        "steps": [first, second, third],
         "teacher": teacher.config._name_or_path,
         "layers": {pair.label: pair.student.synthesizer.config.to_dict() for pair in pairs},
         "learning_rate": learning_rate,
@@ -103,34 +118,33 @@ def transfer_attention(
         save_steps,
         autocast,
         progress and logging.is_progress_bar_enabled(),
+        answers=third > 0 and distill,
     )
-    distill = method != "average"
     near = [pair for pair in pairs if method == "auto" and dense_of(pair.student)]
     rates = [
         (fresh_parameters(pair for pair in pairs if pair not in near), learning_rate),
         (fresh_parameters(near), NEAR * learning_rate),
     ]
-    old = old_parameters(model, fresh_parameters(pairs))
+    whole = [*rates, (old_parameters(model, fresh_parameters(pairs)), backbone_learning_rate)]
+    lower = [(group, LATE * rate) for group, rate in whole]
     return transfer.run(
         average_batches if method != "distill" else 0,
         [
             _Stage("weights", first if distill else 0, rates, transfer.match_weights, "eager"),
-            _Stage(
-                "outputs",
-                second if distill else 0,
-                [*rates, (old, backbone_learning_rate)],
-                transfer.match_outputs,
-                None,
-            ),
+            _Stage("outputs", second if distill else 0, whole, transfer.match_outputs),
+            _Stage(ANSWERS, third if distill else 0, lower, transfer.match_answers),
         ],
     )
 
 
-def _split(steps: int | tuple[int, int]) -> tuple[int, int]:
-    pair = steps if isinstance(steps, (tuple, list)) else (steps // 3, steps - steps // 3)
-    if len(pair) != 2 or any(not isinstance(count, int) or count < 0 for count in pair):
-        raise InvalidConfigError(f"steps must be a number of steps ≥ 0, or a pair (stage 1, stage 2), not {steps!r}.")
-    return pair[0], pair[1]
+def _split(steps: int | tuple[int, ...]) -> tuple[int, int, int]:
+    split = steps if isinstance(steps, (tuple, list)) else (steps // 3, steps - steps // 3)
+    if len(split) not in (2, 3) or any(not isinstance(count, int) or count < 0 for count in split):
+        raise InvalidConfigError(
+            f"steps must be a number of steps ≥ 0, or those of each stage, (1, 2) or (1, 2, 3), not {steps!r}."
+        )
+    first, second, third = (*split, 0)[:3]
+    return first, second, third
 
 
 @dataclass
@@ -141,7 +155,7 @@ class _Stage:
     steps: int
     groups: list[tuple[list[torch.nn.Parameter], float]]
     backward: Callable[[Batch], float]
-    backend: str | None
+    backend: str | None = None
 
 
 @dataclass
@@ -156,6 +170,7 @@ class _Transfer:
     save_steps: int
     dtype: torch.dtype | None
     progress: bool
+    answers: bool
     judged_on: list[Batch] = field(default_factory=list)
 
     def run(self, average_batches: int, stages: list[_Stage]) -> TransferReport:
@@ -254,17 +269,28 @@ class _Transfer:
         loss.backward()
         return loss.item()
 
+    def match_answers(self, batch: Batch) -> float:
+        """Stage 3: the gradient of the error of what the head says."""
+        with self.autocast():
+            loss = answer_loss(self.model, self.teacher, batch)
+        loss.backward()
+        return loss.item()
+
     @torch.no_grad()
     def judge(self) -> dict[str, float]:
-        """The divergence of each layer, and under "" the error of the hidden states."""
+        """The divergence of each layer, under HIDDEN the error of the hidden states, and with a stage 3 that of the answers."""
         with observing(self.model, self.teacher, backend="eager"), self.autocast():
-            sums = {pair.label: 0.0 for pair in self.pairs} | {"": 0.0}
+            sums = dict.fromkeys(
+                [*(pair.label for pair in self.pairs), HIDDEN, *([ANSWERS] if self.answers else [])], 0.0
+            )
             for batch in self.judged_on:
                 calls = observe_calls(self.teacher, self.pairs, batch)
                 for pair in self.pairs:
                     call = calls.pop(pair.label)
                     sums[pair.label] += divergence(call, synthesized_weights(pair.student, call)).item()
-                sums[""] += torch.stack(output_losses(self.model, self.teacher, batch)).mean().item()
+                sums[HIDDEN] += torch.stack(output_losses(self.model, self.teacher, batch)).mean().item()
+                if self.answers:
+                    sums[ANSWERS] += answer_loss(self.model, self.teacher, batch).item()
         return {label: total / max(len(self.judged_on), 1) for label, total in sums.items()}
 
     def report(self, before: dict[str, float], steps: int, seconds: float) -> TransferReport:
@@ -274,7 +300,8 @@ class _Transfer:
             LayerTransfer(pair.label, pair.student.synthesizer.config.variant, before[pair.label], after[pair.label])
             for pair in self.pairs
         )
-        return TransferReport(layers, before[""], after[""], steps, seconds)
+        errors = (before[HIDDEN], after[HIDDEN], steps, seconds, before.get(ANSWERS), after.get(ANSWERS))
+        return TransferReport(layers, *errors)
 
     def autocast(self) -> AbstractContextManager:
         """Mixed precision, if it was asked for."""

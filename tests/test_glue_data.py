@@ -103,7 +103,7 @@ def test_the_text_of_a_transfer_is_made_up_and_arranged_like_the_data(
     )
     task, rows = load_data(arguments)
     encoded = tokenize(task, rows["train"], tokenizer, arguments)
-    conversion = ConversionArguments("random", transfer_steps=120, transfer_batch_size=2)
+    conversion = ConversionArguments("random", transfer_steps=80, transfer_answers=40, transfer_batch_size=2)
     found = transfer_text(encoded, conversion, arguments, tokenizer, 0)
     assert len(found) == 240 and all("labels" not in row for row in found)
     batch = glue_data.collator(task, tokenizer, arguments)(found[:50])

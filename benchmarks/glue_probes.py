@@ -44,9 +44,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "made-up rows, 3 epochs": {"epochs": 3},
     "made-up rows, 9 epochs": {"epochs": 9},
     "made-up rows, 3 epochs in batches of 16": {"epochs": 3, "batch_size": 16},
+    "made-up rows, 6 epochs in batches of 16": {"epochs": 6, "batch_size": 16},
+    "made-up rows, 3 epochs in batches of 16, 3 of answers": {"epochs": 3, "batch_size": 16, "answers": 3},
     "made-up rows, 3 epochs, half from Wikipedia": {"epochs": 3, "foreign": 0.5},
 }
-"""Options of `transfer_attention`, and of `texts`; those that name epochs take steps for them, and a fifth more in stage 1."""
+"""Options of `transfer_attention`, and of `texts`; those that name epochs take steps for them, and a fifth more in stage 1.
+Epochs of answers come after the others, as stage 3, and see other rows."""
 
 
 def texts(
@@ -55,6 +58,7 @@ def texts(
     wikipedia: Path | None,
     *,
     epochs: int | None = None,
+    answers: int = 0,
     share: float = 0.75,
     foreign: float = 0.0,
     batch_size: int = 32,
@@ -66,7 +70,7 @@ def texts(
     rows = benchmark.unlabelled(bench.rows(task)["train"])
     if epochs is not None:
         special = benchmark.special_ids(bench.tokenizer)
-        size = epochs * len(rows)
+        size = (epochs + answers) * len(rows)
         options = {"share": share, "max_length": benchmark.MAX_LENGTH}
         rows = benchmark.vary(rows, round((1 - foreign) * size), special, **options)
         if foreign:
@@ -76,7 +80,8 @@ def texts(
             rows += benchmark.vary(foreign_rows(bench, wikipedia, pairs), round(foreign * size), special, **options)
     batches = benchmark.GroupedBatches(rows, batch_size, bench.collate, seed=0)
     if epochs is not None:
-        others["steps"] = (int(benchmark.FIRST_STAGE * len(batches)), len(batches))
+        last = len(batches) * answers // (epochs + answers)
+        others["steps"] = (int(benchmark.FIRST_STAGE * (len(batches) - last)), len(batches) - last, last)
     return batches, others
 
 

@@ -118,15 +118,18 @@ def markdown(head: list[str], lines: list[list[str]]) -> str:
 
 
 def table(results: Results) -> str:
-    """Everything. Scores in points of 100; the mean relative to stock over the tasks that the line has."""
+    """Everything. Scores in points of 100; the mean relative to stock over the tasks that the line has. Seconds are those
+    of seed 0, as far as it ran on the machine that stock ran on.
+    """
     head = ["attention", *TASKS.values(), "mean to stock", "before fine-tuning"]
     head += ["parameters", "transfer", "fine-tuning", "examples/s"]
     lines = []
+    machines = {row["machine"] for row in results if row["variant"] == "stock" and row["seed"] == 0}
     for (variant, transfer), rows in in_order(results).items():
-        first = [row for row in rows if row["seed"] == 0] or rows
+        timed = [row for row in rows if row["seed"] == 0 and row["machine"] in machines]
 
-        def mean(key: str, of: Results = first) -> str:
-            return f"{statistics.mean(row[key] for row in of):.0f}"
+        def mean(key: str, unit: str = "", of: Results = timed) -> str:
+            return f"{statistics.mean(row[key] for row in of):.0f}{unit}" if of else ""
 
         cells = [name_of(variant, transfer)]
         cells += [cell([row for row in rows if row["task"] == task]) for task in TASKS]
@@ -134,9 +137,9 @@ def table(results: Results) -> str:
         cells += [share(rows, results), "" if taught is None else f"{taught:.1%}"]
         cells += [
             f"{max(row['parameters'] for row in rows) / 1e6:.1f} M",
-            f"{mean('transfer_seconds')} s" if transfer else "",
+            mean("transfer_seconds", " s") if transfer else "",
         ]
-        lines.append([*cells, f"{mean('train_seconds')} s", mean("examples_per_second")])
+        lines.append([*cells, mean("train_seconds", " s"), mean("examples_per_second")])
     return markdown(head, lines) + "\n\n" + provenance(results)
 
 

@@ -27,7 +27,7 @@ Row = dict[str, str]
 def provenance() -> Row:
     """The machine (its processor, not its name), the versions, the commit of the library and the day."""
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "hf_synthesizer")},
@@ -36,7 +36,8 @@ def provenance() -> Row:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name, family and model."""
     try:
         facts = dict(
             (part.strip() for part in line.split(":", 1))

@@ -18,6 +18,7 @@ from hf_synthesizer import (
     transfer_attention,
 )
 from hf_synthesizer.errors import CheckpointMismatchError
+from hf_synthesizer.transfer.distill import answer_loss
 from tests.models import VARIANTS, batch, build
 from tests.teaching import HEADS, loader, self_attentions, sharp, student_of
 
@@ -88,9 +89,30 @@ def test_stage_three_learns_what_the_head_says(head: str) -> None:
     rates = {"learning_rate": 2e-2, "backbone_learning_rate": 3e-3}
     report = transfer_attention(model, teacher, batches, steps=(3, 6, 30), progress=False, **rates)
     assert report.steps == 39 and report.answers_after < 0.7 * report.answers_before
-    assert "answers, squared error relative to their variance" in str(report)
+    assert "answers, squared error relative to their squares" in str(report)
     short = transfer_attention(without, teacher, batches, steps=(3, 6), progress=False)
     assert short.answers_after is None and "answers" not in str(short)
+
+
+def test_answers_are_compared_over_classes_rows_and_tokens() -> None:
+    """|student − teacher|² / |teacher|², the mean over classes taken off, padding left out; one row will do."""
+    teacher, model = (
+        build("BertForTokenClassification", num_labels=3),
+        build("BertForTokenClassification", num_labels=3),
+    )
+    inputs = batch("BertForTokenClassification", padding="right")
+    with torch.no_grad():
+        ours, theirs = (one.eval()(**inputs).logits for one in (model, teacher))
+        error = square = 0.0
+        for row, column in inputs["attention_mask"].nonzero().tolist():
+            a, b = (logits[row, column] - logits[row, column].mean() for logits in (ours, theirs))
+            error, square = error + (a - b).square().sum(), square + b.square().sum()
+        torch.testing.assert_close(answer_loss(model, teacher, inputs), error / square)
+        model.classifier.bias += 5.0
+        torch.testing.assert_close(answer_loss(model, teacher, inputs), error / square)
+        regression = build(HEADS["bert"], num_labels=1)
+        one = {name: tensor[:1] for name, tensor in inputs.items()}
+        assert answer_loss(regression, copy.deepcopy(regression), one) == 0
 
 
 @pytest.mark.parametrize(("teacher", "says"), [("bare", "BertModel gives no logits"), ("three labels", r"\(3, 3\)")])
@@ -247,8 +269,9 @@ def test_errors_say_what_to_do() -> None:
         transfer_attention(factorized, teacher, batches, method="average")
     with pytest.raises(InvalidConfigError, match="steps must be"):
         transfer_attention(dense, teacher, batches, steps=-1)
-    with pytest.raises(InvalidConfigError, match="steps must be"):
-        transfer_attention(dense, teacher, batches, steps=(1, 2, 3, 4))
+    for steps in ((1, 2, 3, 4), "many", None):
+        with pytest.raises(InvalidConfigError, match="steps must be"):
+            transfer_attention(dense, teacher, batches, steps=steps)
     with pytest.raises(NotPatchedError, match="call patch_model"):
         transfer_attention(copy.deepcopy(teacher), teacher, batches)
     with pytest.raises(UnsupportedModelError, match="its own teacher"):

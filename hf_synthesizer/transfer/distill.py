@@ -51,8 +51,8 @@ def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch
 
 
 def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Stage 3: the same error of the logits, (B, C) or (B, L, C). What is added to all classes alike says nothing, so
-    logits of several classes have their mean taken off.
+    """Stage 3: `|student − teacher|² / |teacher|²` of the logits, (B, C) or (B, L, C), over rows or tokens. What is added to
+    all classes alike says nothing, so logits of several classes have their mean taken off.
 
     Raises:
         InvalidConfigError: where a model has no head that gives logits, or the two heads differ.
@@ -65,13 +65,13 @@ def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) 
             f"Stage 3 of a transfer learns what the teacher's head says, but {_head(model, found)} and "
             f"{_head(teacher, wanted)}. Give steps=(stage 1, stage 2), or a teacher with the model's own head."
         )
-    wanted = wanted.to(found.device)
+    found, wanted = found.float(), wanted.float().to(found.device)
     if wanted.shape[-1] > 1:
-        wanted, found = (logits.float() - logits.float().mean(-1, keepdim=True) for logits in (wanted, found))
-    if wanted.dim() == 2:
-        return relative_error(found.unsqueeze(1), wanted.unsqueeze(1), None)
-    masks = [keep for _, keep in stacks_of(batch) if keep is not None and keep.shape == wanted.shape[:2]]
-    return relative_error(found, wanted, masks[-1] if masks else None)
+        wanted, found = (logits - logits.mean(-1, keepdim=True) for logits in (wanted, found))
+    masks = [keep for _, keep in stacks_of(batch) if keep is not None and keep.shape == wanted.shape[:-1]]
+    keep = masks[-1].to(wanted).unsqueeze(-1) if masks else wanted.new_ones(())
+    square = (wanted.square() * keep).sum()
+    return ((found - wanted).square() * keep).sum() / square.clamp(min=torch.finfo(square.dtype).eps)
 
 
 def _head(model: PreTrainedModel, logits: torch.Tensor | None) -> str:

@@ -24,8 +24,9 @@ class TransferReport:
     """Each synthesized layer before and after, and how far the hidden states of the whole model are off.
 
     `error_before` and `error_after` are the mean over layers of the squared difference to the teacher's hidden states,
-    relative to their variance, when the student runs on its own. `answers_before` and `answers_after` are the same of what
-    the heads say, where there was a stage 3, and else None. Prints as a table, worst layers named.
+    relative to their variance, when the student runs on its own. `answers_before` and `answers_after` are the squared
+    difference of what the heads say, relative to the teacher's squares, where there was a stage 3, and else None. Prints as
+    a table, worst layers named.
     """
 
     layers: tuple[LayerTransfer, ...]
@@ -64,15 +65,17 @@ class TransferReport:
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         named = ", ".join(layer.label for layer in self.worst[: max(1, len(self.layers) // 4)])
-        errors = [("hidden states", self.error_before, self.error_after)]
+        errors = [("hidden states, squared error relative to their variance", self.error_before, self.error_after)]
         if self.answers_before is not None and self.answers_after is not None:
-            errors.append(("answers", self.answers_before, self.answers_after))
+            errors.append(
+                ("answers, squared error relative to their squares", self.answers_before, self.answers_after)
+            )
         return "\n".join(
             [
                 lines[0].rstrip(),
                 "-" * len(lines[0]),
                 *(line.rstrip() for line in lines[1:]),
-                *(f"{what}, squared error relative to their variance: {a:.3f} → {b:.3f}" for what, a, b in errors),
+                *(f"{what}: {a:.3f} → {b:.3f}" for what, a, b in errors),
                 f"loses most: {named} (suggest_layers measures which layers to leave stock)",
                 f"{self.steps} steps, {self.seconds:.0f} s",
             ]

@@ -138,8 +138,12 @@ def transfer_attention(
 
 
 def _split(steps: int | tuple[int, ...]) -> tuple[int, int, int]:
-    split = steps if isinstance(steps, (tuple, list)) else (steps // 3, steps - steps // 3)
-    if len(split) not in (2, 3) or any(not isinstance(count, int) or count < 0 for count in split):
+    split = (steps // 3, steps - steps // 3) if isinstance(steps, int) else steps
+    if (
+        not isinstance(split, (tuple, list))
+        or len(split) not in (2, 3)
+        or any(not isinstance(count, int) or count < 0 for count in split)
+    ):
         raise InvalidConfigError(
             f"steps must be a number of steps ≥ 0, or those of each stage, (1, 2) or (1, 2, 3), not {steps!r}."
         )

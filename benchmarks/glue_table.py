@@ -215,15 +215,16 @@ def probes() -> str:
 def provenance(results: Results) -> str:
     """Where it was measured."""
 
-    def of(read: Callable[[dict[str, Any]], Any]) -> str:
-        return ", ".join(sorted({str(read(row)) for row in results}))
+    def of(read: Callable[[dict[str, Any]], Any], between: str = ", ") -> str:
+        return between.join(sorted({str(read(row)) for row in results}))
 
     versions = "; ".join(
         f"{name} {of(lambda row, name=name: row['versions'][name])}" for name in ("torch", "transformers")
     )
+    commits = len({row["commit"][:7] for row in results})
     return (
-        f"{of(lambda row: row['model'])}; {of(lambda row: row['machine'])}, {of(lambda row: row['threads'])} thread; "
-        f"{versions}; seeds {of(lambda row: row['seed'])}; commits {of(lambda row: row['commit'][:7])}."
+        f"{of(lambda row: row['model'])}; {of(lambda row: row['machine'], ' or ')}, {of(lambda row: row['threads'])} thread; "
+        f"{versions}; seeds {of(lambda row: row['seed'])}; {commits} commits, named in the files."
     )
 
 

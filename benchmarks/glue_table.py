@@ -150,25 +150,27 @@ def summary(results: Results) -> str:
     for (variant, transfer), rows in groups.items():
         if not transfer:
             continue
-        fresh = groups.get((variant, False), [])
-        both = {row["task"] for row in fresh if row["seed"] == 0} & {row["task"] for row in rows}
-        pair = [
-            mean_relative([row for row in of if row["task"] in both and row["seed"] == 0], results)
-            for of in (rows, fresh)
-        ]
-        compared = "" if None in pair else f"{pair[0]:.1%} against {pair[1]:.1%}"
-        names = " and ".join(TASKS[task] for task in TASKS if task in both)
+        both, with_transfer, fresh = against_fresh(variant, results)
+        names = " and ".join(TASKS[task] for task in both)
         lines.append(
             [
                 name_of(variant, True),
                 share(rows, results),
                 aim(variant, rows, results),
-                f"{compared} on {names}" if compared else "",
+                f"{with_transfer:.1%} against {fresh:.1%} on {names}" if both else "",
             ]
         )
     if not lines:
         return "*No run with transfer is there yet: `python benchmarks/glue.py --glue_dir GLUE` makes them.*"
     return markdown(["attention", "mean to stock", "aim", "against fresh logits"], lines)
+
+
+def against_fresh(variant: str, results: Results) -> tuple[list[str], float, float]:
+    """The tasks that both transfer and fresh logits have seed 0 of, and the mean relative scores of both there."""
+    groups = [[r for r in group(results).get((variant, transfer), []) if r["seed"] == 0] for transfer in (True, False)]
+    both = [task for task in TASKS if all(task in {row["task"] for row in rows} for rows in groups)]
+    first, second = (mean_relative([row for row in rows if row["task"] in both], results) or 0.0 for rows in groups)
+    return both, first, second
 
 
 def aim(variant: str, rows: Results, results: Results) -> str:
@@ -229,25 +231,32 @@ def provenance(results: Results) -> str:
 
 
 def plot(results: Results, path: Path) -> None:
-    """The mean relative score of each variant, with transfer and on its tasks, and with fresh logits."""
-    bars = [
-        (f"{variant}{'' if transfer else ', fresh'}{missing}", share, transfer)
-        for (variant, transfer), rows in group(results).items()
-        if variant != "stock" and (share := mean_relative(rows, results)) is not None
-        for tasks in [len({row["task"] for row in rows})]
-        for missing in ["" if tasks == len(TASKS) else f" ({tasks} of {len(TASKS)} tasks)"]
-    ]
-    bars.sort(key=lambda bar: bar[1])
-    figure, axis = pyplot.subplots(figsize=(8, 0.35 * len(bars) + 1.2))
-    axis.barh(
-        [name for name, _, _ in bars],
-        [100 * share for _, share, _ in bars],
-        color=["#2f6f9f" if transfer else "#c9d6df" for _, _, transfer in bars],
-    )
-    axis.axvline(100, color="black", linewidth=1)
-    lowest = min((share for _, share, _ in bars), default=0.9)
-    axis.set_xlim(max(0, 100 * lowest - 5), 103)
-    axis.set_xlabel("mean score relative to stock, %")
+    """With transfer: each variant's mean relative score, and its tasks as dots. Beside it, fresh logits on the same tasks."""
+    lines = [(key[0], rows) for key, rows in reversed(in_order(results).items()) if key[1]]
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 0.36 * len(lines) + 1.6), sharey=True, width_ratios=(3, 2))
+    shades = pyplot.get_cmap("Dark2")
+    for place, (variant, rows) in enumerate(lines):
+        axes[0].barh(place, 100 * (mean_relative(rows, results) or 0), color="#c9d6df")
+        for number, (task, name) in enumerate(TASKS.items()):
+            share = mean_relative([row for row in rows if row["task"] == task], results)
+            label = name if place == 0 else None
+            axes[0].plot(
+                [100 * share] if share else [], [place] if share else [], "o", color=shades(number), label=label
+            )
+        both, with_transfer, fresh = against_fresh(variant, results)
+        if both:
+            axes[1].barh(
+                place + 0.2, 100 * with_transfer, 0.4, color="#2f6f9f", label="transfer" if place == 0 else None
+            )
+            axes[1].barh(place - 0.2, 100 * fresh, 0.4, color="#c9d6df", label="fresh" if place == 0 else None)
+    for axis, title in zip(axes, ("with transfer", "on the tasks with fresh logits too"), strict=True):
+        axis.axvline(100, color="black", linewidth=1)
+        axis.set_xlabel("score relative to stock, %")
+        axis.set_title(title, fontsize=10)
+        axis.legend(fontsize=7, loc="lower right")
+    axes[0].set_yticks(range(len(lines)), [variant for variant, _ in lines])
+    axes[0].set_xlim(55, 130)
+    axes[1].set_xlim(80, 104)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

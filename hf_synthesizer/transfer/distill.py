@@ -37,7 +37,7 @@ def weight_losses(
 
 def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
     """Stage 2: for each layer's output on the student's own hidden states, `|student − teacher|² / variance(teacher)`,
-    over tokens. What a head says is left aside: beside the layers it was measured to do harm, after them it helps.
+    over tokens. What a head says is left to stage 3: beside the layers it was measured to do harm.
     """
     with torch.no_grad():
         wanted = teacher(**on_device(batch, teacher), output_hidden_states=True)

@@ -47,6 +47,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "made-up rows, 6 epochs in batches of 16": {"epochs": 6, "batch_size": 16},
     "made-up rows, 3 epochs in batches of 16, 3 of answers": {"epochs": 3, "batch_size": 16, "answers": 3},
     "made-up rows, 3 epochs, half from Wikipedia": {"epochs": 3, "foreign": 0.5},
+    "made-up rows, 3 epochs in batches of 16, second text at its place": {"epochs": 3, "batch_size": 16, "places": True},
 }
 """Options of `transfer_attention`, and of `texts`; those that name epochs take steps for them, and a fifth more in stage 1.
 Epochs of answers come after the others, as stage 3, and see other rows."""

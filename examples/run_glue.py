@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     tokenizer = load_tokenizer(model_arguments)
     encoded = {split: tokenize(task, data, tokenizer, data_arguments) for split, data in rows.items()}
     collate = collator(task, tokenizer, data_arguments)
-    model = load_model(model_arguments, task)
+    asks_head = conversion.transfer_answers > 0
+    model = load_model(model_arguments, task, trained_head=asks_head and not conversion.teacher)
 
     text = transfer_text(
         encoded.get("train", next(iter(encoded.values()))),
@@ -73,7 +74,11 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                 generator=torch.Generator().manual_seed(training.seed),
                 collate_fn=collate,
             ),
-            teacher=load_stock(conversion.teacher, task, training.device) if conversion.teacher else None,
+            teacher=(
+                load_stock(conversion.teacher, task, training.device, trained_head=asks_head)
+                if conversion.teacher
+                else None
+            ),
             autocast=torch.bfloat16 if training.bf16 else None,
             checkpoint_dir=Path(training.output_dir) / "transfer",
         )

@@ -95,7 +95,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     with accelerator.main_process_first():
         encoded = DatasetDict({split: tokenize(task, rows[split], tokenizer, data_arguments) for split in rows})
     collate = collator(task, tokenizer, data_arguments)
-    model = load_model(model_arguments, task)
+    asks_head = conversion.transfer_answers > 0
+    model = load_model(model_arguments, task, trained_head=asks_head and not conversion.teacher)
 
     def loader(data: Dataset | Rows, batch_size: int, shuffle: bool) -> DataLoader:
         generator = torch.Generator().manual_seed(loop.seed) if shuffle else None
@@ -114,7 +115,11 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
             conversion,
             max_length=data_arguments.max_length,
             dataloader=loader(text, conversion.transfer_batch_size, shuffle=True),
-            teacher=load_stock(conversion.teacher, task, accelerator.device) if conversion.teacher else None,
+            teacher=(
+                load_stock(conversion.teacher, task, accelerator.device, trained_head=asks_head)
+                if conversion.teacher
+                else None
+            ),
             autocast=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
             checkpoint_dir=Path(loop.output_dir) / "transfer",
         )

@@ -209,5 +209,11 @@ def test_conversion_flags_need_a_variant(model_dir: Path) -> None:
     assert convert(model, ConversionArguments(), max_length=16, dataloader=[]) is model
     with pytest.raises(ValueError, match="--layers says how to swap attention, so it needs --variant"):
         convert(model, ConversionArguments(layers="0"), max_length=16, dataloader=[])
+    with pytest.raises(ValueError, match="--transfer_steps says how to swap attention, so it needs --variant"):
+        convert(model, ConversionArguments(transfer_steps=9), max_length=16, dataloader=[])
+    with pytest.raises(ValueError, match="average is a closed form and takes no steps"):
+        arguments = ConversionArguments("random", transfer_method="average", transfer_steps=9)
+        convert(model, arguments, max_length=16, dataloader=[])
+    assert not hasattr(model.config, "synthesizer")
     with pytest.raises(ValueError, match="--transfer_variation is a share"):
         transfer_text(Dataset.from_list([]), ConversionArguments(transfer_variation=2.0), DataArguments(), None, 0)

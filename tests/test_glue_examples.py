@@ -14,9 +14,11 @@ import torch
 from glue import data as glue_data
 from glue.data import DataArguments, load_data, tokenize
 from glue.tasks import get_task
+from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
+from hf_synthesizer import InvalidConfigError
 from tests.glue_rows import EXAMPLES, GOOD, write_rows
 
 run_glue = importlib.import_module("run_glue")
@@ -47,7 +49,7 @@ def trainer_flags(model_dir: Path, output_dir: Path, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["cola", "stsb", "mnli", "copa", "cb"])
 def test_trainer_example(name: str, model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
-    more = ["--variant=dense+salience", "--transfer_steps=3", "--transfer_answers=2", "--do_predict"]
+    more = ["--variant=dense+salience", "--transfer_steps=3", "--do_predict"]
     metrics = run_glue.main(trainer_flags(model_dir, tmp_path, f"--task_name={name}", f"--glue_dir={glue_dir}", *more))
     task = get_task(name)
     for split in task.validation:
@@ -60,6 +62,22 @@ def test_trainer_example(name: str, model_dir: Path, glue_dir: Path, tmp_path: P
     assert lines[0] == "index\tprediction" and len(lines) == 6
     if task.labels:
         assert {line.partition("\t")[2] for line in lines[1:]} <= set(task.labels)
+
+
+@pytest.mark.parametrize("name", ["stsb", "copa"])
+def test_only_a_trained_head_teaches_its_answers(name: str, model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
+    task = [f"--task_name={name}", f"--glue_dir={glue_dir}"]
+    answers = ["--variant=random", "--transfer_steps=3", "--transfer_answers=2"]
+    stock = tmp_path / "stock"
+    run_glue.main(trainer_flags(model_dir, stock, *task))
+    for model, more in ((model_dir, []), (stock, [f"--teacher={model_dir}"])):
+        with pytest.raises(InvalidConfigError, match="--transfer_answers learns .* fine-tuned on the task"):
+            run_glue.main(trainer_flags(model, tmp_path / "converted", *task, *answers, *more))
+        assert not (tmp_path / "converted" / "transfer").exists()
+    for folder, more in (("one", []), ("two", [f"--teacher={stock}"])):
+        run_glue.main(trainer_flags(stock, tmp_path / folder, *task, *answers, *more))
+        assert (tmp_path / folder / "config.json").exists()
+    assert_same_weights(tmp_path / "one", tmp_path / "two")
 
 
 def test_trainer_example_with_a_suggested_hybrid_and_a_teacher(
@@ -100,7 +118,7 @@ def test_a_resumed_trainer_run_ends_where_an_uninterrupted_one_does(
 
 
 def assert_same_weights(first: Path, second: Path) -> None:
-    models = [AutoModelForSequenceClassification.from_pretrained(path).state_dict() for path in (first, second)]
+    models = [load_file(path / "model.safetensors") for path in (first, second)]
     for name, tensor in models[0].items():
         torch.testing.assert_close(tensor, models[1][name], rtol=1e-4, atol=1e-6, msg=name)
 

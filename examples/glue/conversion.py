@@ -130,10 +130,16 @@ def convert(
         checkpoint_dir: where the transfer keeps its state, so that it can go on.
     """
     if arguments.variant is None:
-        for name in ("layers", "mixing", "teacher"):
-            if getattr(arguments, name) is not None:
+        for name in ("layers", "mixing", "teacher", "transfer_steps", "transfer_answers"):
+            if getattr(arguments, name):
                 raise InvalidConfigError(f"--{name} says how to swap attention, so it needs --variant.")
         return model
+    steps, answers = arguments.transfer_steps, arguments.transfer_answers
+    if arguments.transfer_method == "average" and (steps or answers):
+        raise InvalidConfigError(
+            "--transfer_method average is a closed form and takes no steps: leave --transfer_steps and --transfer_answers "
+            "out, or take --transfer_method auto."
+        )
     options = {} if arguments.mixing is None else {"mixing": arguments.mixing}
     stock = copy.deepcopy(model) if teacher is None else teacher
     if arguments.layers == "suggest":
@@ -145,7 +151,6 @@ def convert(
     else:
         patch_model(model, arguments.variant, layers=parse_layers(arguments.layers), max_length=max_length, **options)
     logger.warning(f"{patch_report(model)}")
-    steps, answers = arguments.transfer_steps, arguments.transfer_answers
     if steps or answers or arguments.transfer_method == "average":
         report = transfer_attention(
             model,

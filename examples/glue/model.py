@@ -15,6 +15,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from hf_synthesizer import InvalidConfigError
+
 from .tasks import Task
 
 
@@ -50,27 +52,48 @@ def load_tokenizer(arguments: ModelArguments) -> PreTrainedTokenizerBase:
     )
 
 
-def load_model(arguments: ModelArguments, task: Task) -> PreTrainedModel:
-    """The model with a head for the task; its classes are named in its config."""
+def load_model(arguments: ModelArguments, task: Task, *, trained_head: bool = False) -> PreTrainedModel:
+    """The model with a head for the task; its classes are named in its config.
+
+    Raises:
+        InvalidConfigError: for a checkpoint without such a head, where a trained one is asked for.
+    """
     options = arguments.download_options()
     config = AutoConfig.from_pretrained(arguments.config_name or arguments.model_name_or_path, **options)
     return _build(
         task,
         arguments.model_name_or_path,
         config,
+        trained_head,
         ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
         **options,
     )
 
 
-def load_stock(path: str, task: Task, device: torch.device | str = "cpu") -> PreTrainedModel:
-    """A teacher for the task."""
-    return _build(task, path, AutoConfig.from_pretrained(path)).to(device)
+def load_stock(
+    path: str, task: Task, device: torch.device | str = "cpu", *, trained_head: bool = False
+) -> PreTrainedModel:
+    """A teacher for the task; see `load_model`."""
+    return _build(task, path, AutoConfig.from_pretrained(path), trained_head).to(device)
 
 
-def _build(task: Task, path: str, config: Any, **options: Any) -> PreTrainedModel:
+def _build(task: Task, path: str, config: Any, trained_head: bool, **options: Any) -> PreTrainedModel:
     if task.multiple_choice:
-        return AutoModelForMultipleChoice.from_pretrained(path, config=config, **options)
+        build = AutoModelForMultipleChoice
+    else:
+        build = AutoModelForSequenceClassification
+        _describe_labels(config, task)
+    model, info = build.from_pretrained(path, config=config, output_loading_info=True, **options)
+    fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    if trained_head and fresh:
+        raise InvalidConfigError(
+            f"--transfer_answers learns what the teacher's head says, but {path} has none for {task.name} "
+            f"({', '.join(fresh)}): name a model that was fine-tuned on the task, or leave the flag out."
+        )
+    return model
+
+
+def _describe_labels(config: Any, task: Task) -> None:
     config.num_labels = task.num_labels
     if task.regression:
         config.problem_type = "regression"
@@ -78,4 +101,3 @@ def _build(task: Task, path: str, config: Any, **options: Any) -> PreTrainedMode
         config.id2label = dict(enumerate(task.labels))
         config.label2id = {label: number for number, label in enumerate(task.labels)}
         config.problem_type = "single_label_classification"
-    return AutoModelForSequenceClassification.from_pretrained(path, config=config, **options)

@@ -46,6 +46,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "made-up rows, 9 epochs": {"epochs": 9},
     "made-up rows, 3 epochs in batches of 16": {"epochs": 3, "batch_size": 16},
     "made-up rows, 6 epochs in batches of 16": {"epochs": 6, "batch_size": 16},
+    "made-up rows, 6 epochs in batches of 16, backbone at twice the rate": {
+        "epochs": 6,
+        "batch_size": 16,
+        "backbone_learning_rate": 6e-4,
+    },
     "made-up rows, 16 epochs in batches of 16": {"epochs": 16, "batch_size": 16},
     "made-up rows, 3 epochs in batches of 16, 3 of answers": {"epochs": 3, "batch_size": 16, "answers": 3},
     "made-up rows, 3 epochs, half from Wikipedia": {"epochs": 3, "foreign": 0.5},

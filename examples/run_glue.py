@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import DatasetDict
-from glue.conversion import ConversionArguments, convert, transfer_text
+from glue.conversion import ConversionArguments, convert, load_student_and_teacher, transfer_text
 from glue.data import DataArguments, collator, load_data, tokenize
 from glue.metrics import load_metric, predictions_of
-from glue.model import ModelArguments, load_model, load_stock, load_tokenizer
+from glue.model import ModelArguments, load_tokenizer
 from glue.tasks import DataError, Task
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, HfArgumentParser, Trainer, TrainingArguments, set_seed
@@ -52,8 +52,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     tokenizer = load_tokenizer(model_arguments)
     encoded = {split: tokenize(task, data, tokenizer, data_arguments) for split, data in rows.items()}
     collate = collator(task, tokenizer, data_arguments)
-    asks_head = conversion.transfer_answers > 0
-    model = load_model(model_arguments, task, trained_head=asks_head and not conversion.teacher)
+    model, teacher = load_student_and_teacher(model_arguments, conversion, task, training.device)
 
     text = transfer_text(
         encoded.get("train", next(iter(encoded.values()))),
@@ -64,7 +63,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     )
     with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
         convert(
-            model.to(training.device),
+            model,
             conversion,
             max_length=data_arguments.max_length,
             dataloader=DataLoader(
@@ -74,14 +73,11 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                 generator=torch.Generator().manual_seed(training.seed),
                 collate_fn=collate,
             ),
-            teacher=(
-                load_stock(conversion.teacher, task, training.device, trained_head=asks_head)
-                if conversion.teacher
-                else None
-            ),
+            teacher=teacher,
             autocast=torch.bfloat16 if training.bf16 else None,
             checkpoint_dir=Path(training.output_dir) / "transfer",
         )
+    del teacher  # its memory is free for the training
 
     metric = load_metric(task, network=not data_arguments.local_metrics)
 

@@ -20,10 +20,10 @@ from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from datasets import Dataset, DatasetDict
 from evaluate import Metric
-from glue.conversion import ConversionArguments, convert, transfer_text
+from glue.conversion import ConversionArguments, convert, load_student_and_teacher, transfer_text
 from glue.data import DataArguments, collator, load_data, tokenize
 from glue.metrics import load_metric, predictions_of
-from glue.model import ModelArguments, load_model, load_stock, load_tokenizer
+from glue.model import ModelArguments, load_tokenizer
 from glue.tasks import DataError, Task
 from glue.variation import Rows
 from torch.utils.data import DataLoader
@@ -95,8 +95,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     with accelerator.main_process_first():
         encoded = DatasetDict({split: tokenize(task, rows[split], tokenizer, data_arguments) for split in rows})
     collate = collator(task, tokenizer, data_arguments)
-    asks_head = conversion.transfer_answers > 0
-    model = load_model(model_arguments, task, trained_head=asks_head and not conversion.teacher)
+    model, teacher = load_student_and_teacher(model_arguments, conversion, task, accelerator.device)
 
     def loader(data: Dataset | Rows, batch_size: int, shuffle: bool) -> DataLoader:
         generator = torch.Generator().manual_seed(loop.seed) if shuffle else None
@@ -111,18 +110,15 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     )
     with accelerator.main_process_first():  # the other processes load what the first one made
         convert(
-            model.to(accelerator.device),
+            model,
             conversion,
             max_length=data_arguments.max_length,
             dataloader=loader(text, conversion.transfer_batch_size, shuffle=True),
-            teacher=(
-                load_stock(conversion.teacher, task, accelerator.device, trained_head=asks_head)
-                if conversion.teacher
-                else None
-            ),
+            teacher=teacher,
             autocast=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
             checkpoint_dir=Path(loop.output_dir) / "transfer",
         )
+    del teacher  # its memory is free for the training
 
     set_seed(loop.seed)
     trained = train(

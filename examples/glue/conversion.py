@@ -16,6 +16,8 @@ from transformers.utils import logging
 from hf_synthesizer import InvalidConfigError, patch_model, patch_report, suggest_layers, transfer_attention
 
 from .data import DataArguments, arrange
+from .model import ModelArguments, load_model, load_stock
+from .tasks import Task
 from .variation import Rows, is_one_sequence, special_ids, vary
 
 AVERAGE_BATCHES = 100
@@ -106,6 +108,22 @@ def transfer_text(
     for row in filter(is_one_sequence, found):
         arrange(row, tokenizer, data_arguments)
     return found
+
+
+def load_student_and_teacher(
+    model_arguments: ModelArguments, arguments: ConversionArguments, task: Task, device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """The model, still stock, and the teacher, if one is named; who teaches has a trained head if answers are asked for.
+
+    Raises:
+        InvalidConfigError: for a head that is none.
+    """
+    trained_head = arguments.transfer_answers > 0
+    if not arguments.teacher:
+        return load_model(model_arguments, task, trained_head=trained_head).to(device), None
+    return load_model(model_arguments, task).to(device), load_stock(
+        arguments.teacher, task, device, trained_head=trained_head
+    )
 
 
 def convert(

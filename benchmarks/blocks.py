@@ -28,7 +28,7 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 
 import hf_synthesizer
 from hf_synthesizer import SynthesizerConfig
-from hf_synthesizer.families.bert import SynthesizerBertSelfAttention
+from hf_synthesizer.faces.bert import SynthesizerBertSelfAttention
 from hf_synthesizer.gemm import linear, product
 
 WIDTH, HEADS = 768, 12

@@ -26,9 +26,9 @@ from tqdm import tqdm
 
 from hf_synthesizer import SynthesizerConfig
 from hf_synthesizer.choices import Buckets
+from hf_synthesizer.choices.tokens import Tokens
 from hf_synthesizer.synthesizers import build_synthesizer
 from hf_synthesizer.synthesizers.shared_projection import SharedProjectionSynthesizer
-from hf_synthesizer.tokens import Tokens
 
 VARIANTS = (
     ("lsh_simple", False),

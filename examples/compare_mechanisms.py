@@ -27,7 +27,7 @@ from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedModel
 
 from hf_synthesizer import SynthesizerConfig, count_flops, count_parameters, list_variants
-from hf_synthesizer.families.bert import SynthesizerBertSelfAttention
+from hf_synthesizer.faces.bert import SynthesizerBertSelfAttention
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402

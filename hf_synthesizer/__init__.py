@@ -4,16 +4,16 @@
 # fmt: off
 from .attention import SynthesizerAttention
 from .config import SynthesizerConfig
-from .counting import count_flops, count_parameters
+from .patching.counting import count_flops, count_parameters
 from .errors import (
     AlreadyPatchedError, CheckpointMismatchError, FusedModelError, InvalidConfigError, NoMatchingLayerError,
     NotPatchedError, SequenceTooLongError, SynthesizerError, UnknownVariantError, UnsupportedModelError,
 )
-from .families import Family, list_families, load_built_in_families, register_family
-from .fusing import fuse_for_inference, unfuse
-from .loading import from_pretrained_patched
-from .patching import patch_model, unpatch_model
-from .report import patch_report
+from .faces import Family, list_families, load_built_in_families, register_family
+from .inference.fusing import fuse_for_inference, unfuse
+from .patching.loading import from_pretrained_patched
+from .patching.swap import patch_model, unpatch_model
+from .patching.report import patch_report
 from .synthesizers import (
     DenseSynthesizer, DotProductSynthesizer, FactorizedDenseSynthesizer, FactorizedRandomSynthesizer,
     FixedRandomSynthesizer, MixtureSynthesizer, RandomSynthesizer, RoutingSynthesizer, SalienceSynthesizer,

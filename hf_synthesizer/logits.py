@@ -133,7 +133,7 @@ class Sparse(Logits):
         Raises:
             UnsupportedModelError: for a causal mask, and a choice that has to see the whole sequence.
         """
-        from .tokens import Tokens
+        from .choices.tokens import Tokens
 
         causal = self.require_direction(mask)
         tokens = Tokens.of(mask, self.query_length, self.key.shape[-2], self.start, self.key.device)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from .errors import CheckpointMismatchError, NotPatchedError
-from .families import family_of
-from .families.mixin import SynthesizerMixin
-from .families.registry import stock_class
-from .plan import find_slots
+from .faces import family_of
+from .faces.mixin import SynthesizerMixin
+from .faces.registry import stock_class
+from .patching.plan import find_slots
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from hf_synthesizer import CheckpointMismatchError, patch_model
-from hf_synthesizer.families.bert import SynthesizerBertModel
+from hf_synthesizer.faces.bert import SynthesizerBertModel
 from tests.models import build
 
 LAYER = "encoder.layer.0.attention.self"
@@ -291,7 +291,7 @@ def test_a_process_that_did_not_import_the_plugin(folder: Path, hide: bool, trus
 
 
 def test_a_class_that_this_version_does_not_have(folder: Path) -> None:
-    from hf_synthesizer.auto import remote_class
+    from hf_synthesizer.checkpoints.auto import remote_class
 
     with pytest.raises(CheckpointMismatchError, match=r"'SynthesizerNovelModel'.*pip install -U hf_synthesizer"):
         remote_class("SynthesizerNovelModel")

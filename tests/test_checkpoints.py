@@ -28,9 +28,9 @@ from hf_synthesizer import (
     patch_report,
     unpatch_model,
 )
-from hf_synthesizer.auto import serving_auto_classes
-from hf_synthesizer.families import get_family
-from hf_synthesizer.families.mixin import SynthesizerMixin
+from hf_synthesizer.checkpoints.auto import serving_auto_classes
+from hf_synthesizer.faces import get_family
+from hf_synthesizer.faces.mixin import SynthesizerMixin
 from tests.models import HEADS, RELATIVES, VARIANTS, batch, build, first_output
 from tests.tokenizers import save_tokenizer
 

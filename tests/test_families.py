@@ -11,9 +11,9 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_synthesizer import list_families, patch_model
-from hf_synthesizer.families import get_family
-from hf_synthesizer.families.bert import SynthesizerBertSelfAttention
-from hf_synthesizer.families.t5 import SynthesizerT5Attention
+from hf_synthesizer.faces import get_family
+from hf_synthesizer.faces.bert import SynthesizerBertSelfAttention
+from hf_synthesizer.faces.t5 import SynthesizerT5Attention
 from tests.models import CHOOSING, VARIANTS, batch, bert_config, build, first_output, t5_config
 from tests.test_laws import randomize_synthesizers
 

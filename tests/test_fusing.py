@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_synthesizer import FusedModelError, SynthesizerAttention, fuse_for_inference, patch_model, unfuse
-from hf_synthesizer.fusing import FusedTable
+from hf_synthesizer.inference.fusing import FusedTable
 from tests.models import batch, build, decoder, first_output, mask
 from tests.test_decoding import generate
 from tests.test_laws import randomize_synthesizers

@@ -21,8 +21,8 @@ from hf_synthesizer import (
     patch_report,
     unpatch_model,
 )
-from hf_synthesizer.families import get_family
-from hf_synthesizer.families.mixin import SynthesizerMixin
+from hf_synthesizer.faces import get_family
+from hf_synthesizer.faces.mixin import SynthesizerMixin
 from tests.models import HEADS, MIXTURES, batch, build, first_output
 
 

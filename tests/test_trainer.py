@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hf_synthesizer import CheckpointMismatchError, NotPatchedError, patch_model
-from hf_synthesizer.model_card import attach_model_card
+from hf_synthesizer.checkpoints.model_card import attach_model_card
 from tests.models import build
 from tests.tokenizers import tokenizer
 

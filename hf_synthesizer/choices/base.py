@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from ..tokens import Tokens
+from .tokens import Tokens
 
 
 class Choice:

@@ -14,8 +14,8 @@ from math import isqrt
 import torch
 from torch.nn import functional
 
-from ..tokens import Tokens
 from .base import Choice
+from .tokens import Tokens
 
 ITERATIONS = 5
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from ..tokens import Tokens
 from ..tracing import traced
 from .base import Choice
+from .tokens import Tokens
 
 Transformed = tuple[torch.Tensor, torch.Tensor]
 Transform = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Transformed]

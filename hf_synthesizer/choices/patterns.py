@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from ..tokens import Tokens
 from .base import Choice
+from .tokens import Tokens
 
 
 @dataclass(frozen=True)

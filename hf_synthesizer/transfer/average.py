@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from ..families.mixin import SynthesizerMixin
+from ..faces.mixin import SynthesizerMixin
 from ..synthesizers import (
     DotProductSynthesizer,
     FactorizedRandomSynthesizer,

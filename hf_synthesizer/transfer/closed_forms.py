@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import InvalidConfigError
-from ..families.mixin import SynthesizerMixin
+from ..faces.mixin import SynthesizerMixin
 from ..synthesizers import SalienceSynthesizer
 from .average import MeanWeights, keeps_dot_product, parts_of, restore_dot_product, tables_of, write_mean_weights
 from .distill import divergence

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import InvalidConfigError
-from ..families.mixin import SynthesizerMixin
+from ..faces.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
 from .observe import Batch, Call, LayerPair, observe_calls, on_device, synthesized_weights
 

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from ..families.mixin import SynthesizerMixin
+from ..faces.mixin import SynthesizerMixin
 from ..synthesizers import DenseSynthesizer, SalienceSynthesizer
 from .average import keeps_dot_product, parts_of
 from .observe import Call, LayerPair

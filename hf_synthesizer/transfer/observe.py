@@ -13,10 +13,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import InvalidConfigError, NotPatchedError, UnsupportedModelError
-from ..families import family_of
-from ..families.mixin import SynthesizerMixin
+from ..faces import family_of
+from ..faces.mixin import SynthesizerMixin
 from ..masks import AttentionMask
-from ..plan import find_slots
+from ..patching.plan import find_slots
 
 Batch = dict[str, Any]
 

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from ..config import SynthesizerConfig
 from ..errors import AlreadyPatchedError, InvalidConfigError
-from ..families import family_of
-from ..families.mixin import SynthesizerMixin
-from ..patching import patch_model
-from ..plan import find_slots
+from ..faces import family_of
+from ..faces.mixin import SynthesizerMixin
+from ..patching.plan import find_slots
+from ..patching.swap import patch_model
 from .distill import relative_error, stacks_of
 from .observe import Batch, LayerPair, observing, on_device, pair_layers
 from .run import transfer_attention

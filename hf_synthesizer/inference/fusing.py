@@ -8,10 +8,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from .errors import FusedModelError
-from .logits import Logits, Static, StaticWeights, Sum
-from .positions import Positions
-from .synthesizers import Synthesizer
+from ..errors import FusedModelError
+from ..logits import Logits, Static, StaticWeights, Sum
+from ..positions import Positions
+from ..synthesizers import Synthesizer
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from .mixin import SynthesizerMixin
+from ..faces.mixin import SynthesizerMixin
 
 
 class SynthesizerModelMixin:
@@ -22,8 +22,8 @@ class SynthesizerModelMixin:
     """
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
-        from ..checkpoint import expect_guards
-        from ..patching import rebuild
+        from ..patching.swap import rebuild
+        from .matching import expect_guards
 
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         rebuild(self)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ class SynthesizerModelMixin:
             CheckpointMismatchError: when a tensor of a patched layer is missing, has another shape, or was not asked
                 for; when a file is damaged; when a description is newer than this version or unknown to it.
         """
-        from ..checkpoint import align, reading, require_match, require_safetensors
+        from .matching import align, reading, require_match, require_safetensors
 
         name = pretrained_model_name_or_path
         wants_info = kwargs.pop("output_loading_info", False)
@@ -71,7 +71,7 @@ class SynthesizerModelMixin:
 
         So what that saves cannot be mistaken either. A model by itself gets its guards from `save_pretrained`.
         """
-        from ..checkpoint import guards
+        from .matching import guards
 
         state_dict = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)  # type: ignore[misc]
         added = guards(self, state_dict, prefix)  # type: ignore[arg-type]
@@ -90,8 +90,8 @@ class SynthesizerModelMixin:
         **kwargs: Any,
     ) -> None:
         """As Transformers' own; with guards against stock classes, the shim for `trust_remote_code`, and a card."""
-        from ..auto import auto_map
-        from ..checkpoint import guards, pushing, require_plain_tensors
+        from .auto import auto_map
+        from .matching import guards, pushing, require_plain_tensors
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
@@ -107,15 +107,15 @@ class SynthesizerModelMixin:
 
     def push_to_hub(self, repo_id: str, *args: Any, **kwargs: Any) -> Any:
         """As Transformers' own, with our card; a failure leaves model and files as they were, and says so."""
-        from ..checkpoint import pushing
+        from .matching import pushing
 
         with pushing(self, repo_id):  # type: ignore[arg-type]
             return super().push_to_hub(repo_id, *args, **kwargs)  # type: ignore[misc]
 
     def _complete(self, folder: Path, repo_id: str | None = None) -> None:
         """Add to a saved checkpoint what lies beside its weights: the card, and the shim."""
-        from ..auto import write_shim
-        from ..model_card import write_model_card
+        from .auto import write_shim
+        from .model_card import write_model_card
 
         write_shim(folder)
         write_model_card(self, folder, repo_id=repo_id)  # type: ignore[arg-type]
@@ -126,8 +126,8 @@ class SynthesizerModelMixin:
     def _upload_modified_files(
         self, working_dir: Any, repo_id: str, files_timestamps: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        from ..auto import SHIM
-        from ..model_card import FILE
+        from .auto import SHIM
+        from .model_card import FILE
 
         # Transformers has just put a card there, the repo's or an empty form.
         self._complete(Path(working_dir), repo_id)

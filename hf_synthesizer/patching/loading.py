@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from .checkpoint import align
-from .errors import UnsupportedModelError
-from .patching import patch_model
+from ..checkpoints.matching import align
+from ..errors import UnsupportedModelError
 from .plan import Layers, Spec
+from .swap import patch_model
 
 
 def from_pretrained_patched(

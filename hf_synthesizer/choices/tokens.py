@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .masks import AttentionMask
-from .tracing import traced
+from ..masks import AttentionMask
+from ..tracing import traced
 
 
 @dataclass(frozen=True)

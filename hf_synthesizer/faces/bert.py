@@ -10,10 +10,10 @@ from transformers.cache_utils import Cache
 from transformers.models.bert import modeling_bert
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
+from ..checkpoints.model_mixin import stock_models, synthesizer_models
 from ..gemm import linear
 from ..positions import Positions
 from .mixin import SynthesizerMixin
-from .models import stock_models, synthesizer_models
 from .registry import Family, register_family
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..faces import family_of
+from ..faces.mixin import SynthesizerMixin
 from .counting import count_parameters
-from .families import family_of
-from .families.mixin import SynthesizerMixin
 from .plan import find_slots
 
 

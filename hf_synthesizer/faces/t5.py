@@ -7,11 +7,11 @@ from transformers import T5Config
 from transformers.models.t5 import modeling_t5
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from ..checkpoints.model_mixin import stock_models, synthesizer_models
 from ..errors import UnsupportedModelError
 from ..gemm import linear
 from ..positions import Positions
 from .mixin import SynthesizerMixin
-from .models import stock_models, synthesizer_models
 from .registry import Family, register_family
 
 

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
-from .errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedError, UnsupportedModelError
-from .families import Family, family_of
-from .families.mixin import SynthesizerMixin
+from ..errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedError, UnsupportedModelError
+from ..faces import Family, family_of
+from ..faces.mixin import SynthesizerMixin
 from .plan import Layers, Plan, Spec, find_slots, make_plan, plan_from_json, plan_to_json
 
 Model = TypeVar("Model", bound=PreTrainedModel)

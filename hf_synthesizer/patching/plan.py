@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from .config import SynthesizerConfig
-from .errors import CheckpointMismatchError, InvalidConfigError, NoMatchingLayerError, SynthesizerError, did_you_mean
-from .families import Family
-from .synthesizers.registry import variant_options
+from ..config import SynthesizerConfig
+from ..errors import CheckpointMismatchError, InvalidConfigError, NoMatchingLayerError, SynthesizerError, did_you_mean
+from ..faces import Family
+from ..synthesizers.registry import variant_options
 
 FORMAT_VERSION = 1
 

@@ -16,7 +16,7 @@ from .mixin import SynthesizerMixin
 
 logger = logging.get_logger(__name__)
 
-_BUILT_IN = {"bert": "hf_synthesizer.families.bert", "t5": "hf_synthesizer.families.t5"}
+_BUILT_IN = {"bert": "hf_synthesizer.faces.bert", "t5": "hf_synthesizer.faces.t5"}
 _FAMILIES: dict[str, Family] = {}
 
 
@@ -56,7 +56,7 @@ def register_family(family: Family) -> Family:
     Raises:
         InvalidConfigError: for a name that another family has.
     """
-    from ..auto import register_auto_classes
+    from ..checkpoints.auto import register_auto_classes
 
     if family.name in _FAMILIES and _FAMILIES[family.name].attention is not family.attention:
         raise InvalidConfigError(f"The family {family.name!r} is registered already.")

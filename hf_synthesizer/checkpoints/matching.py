@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
-from .errors import CheckpointMismatchError, UnsupportedModelError
-from .families.mixin import SynthesizerMixin
+from ..errors import CheckpointMismatchError, UnsupportedModelError
+from ..faces.mixin import SynthesizerMixin
 
 ALIGNMENT = 64
 """Bytes: where torch's own allocations start. Some kernels round differently on memory that starts elsewhere."""

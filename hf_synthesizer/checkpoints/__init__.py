@@ -1,0 +1,1 @@
+"""What patched models are on disk and on the Hub: own classes, honest loading, the shim, the model card."""

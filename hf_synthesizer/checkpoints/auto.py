@@ -1,0 +1,104 @@
+"""What Transformers' Auto classes have to know of patched models, with the plugin imported and without."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+
+from ..errors import CheckpointMismatchError, UnsupportedModelError
+from ..faces.registry import Family, get_family, list_families, patched_class
+from ..version import __version__
+
+SHIM = Path(__file__).parent / "shims" / "modeling_hf_synthesizer.py"
+"""The one file of code in a checkpoint, through which `trust_remote_code=True` finds the installed package."""
+
+
+def register_auto_classes(family: Family) -> None:
+    """Register the patched classes with each Auto class that serves the stock class."""
+    config_class, stock_config = family.config_class, family.stock_config
+    AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    # Transformers calls this when a checkpoint was loaded with trust_remote_code. Its answer is to copy the module of
+    # the class into every later checkpoint; ours carry the shim instead.
+    config_class.register_for_auto_class = classmethod(lambda cls, auto_class="AutoConfig": None)  # type: ignore
+    for auto_class in _auto_model_classes():
+        mapping = auto_class._model_mapping
+        patched = family.models.get(mapping[stock_config]) if stock_config in mapping else None
+        if patched is not None:
+            auto_class.register(config_class, patched, exist_ok=True)
+            # Pipelines and the Trainer's model card look classes up by name.
+            mapping._model_mapping.setdefault(config_class.model_type, patched.__name__)
+    if stock_config in TOKENIZER_MAPPING:
+        AutoTokenizer.register(config_class, tokenizer_class=TOKENIZER_MAPPING[stock_config], exist_ok=True)
+
+
+@contextmanager
+def auto_map(model: PreTrainedModel) -> Iterator[None]:
+    """Within it, the model's config says that the shim serves its classes: for the `config.json` of a checkpoint.
+
+    Entries for tokenizers and processors stay; those of a base model's own remote code go, for they would build the
+    base model.
+    """
+    config = model.config
+    before = config.__dict__.get("auto_map")
+    kept = {
+        name: reference
+        for name, reference in (before or {}).items()
+        if not name.startswith(("AutoConfig", "AutoModel"))
+    }
+    served = dict.fromkeys(serving_auto_classes(model), patched_class(model))
+    classes = {"AutoConfig": type(config), **served}
+    config.auto_map = {**kept, **{name: f"{SHIM.stem}.{cls.__name__}" for name, cls in classes.items()}}
+    try:
+        yield
+    finally:
+        del config.auto_map
+        if before is not None:
+            config.auto_map = before
+
+
+def serving_auto_classes(model: PreTrainedModel) -> list[str]:
+    """The names of the Auto classes that build this model, the one to name in documentation first."""
+    config_class, cls = type(model.config), patched_class(model)
+    names = [
+        auto_class.__name__
+        for auto_class in _auto_model_classes()
+        if auto_class._model_mapping._extra_content.get(config_class) is cls
+    ]
+    return sorted(names, key=lambda name: name in ("AutoModelForPreTraining", "AutoModelForTextEncoding"))
+
+
+def write_shim(folder: Path) -> None:
+    """Put the shim into a checkpoint's folder."""
+    shutil.copyfile(SHIM, folder / SHIM.name)
+
+
+def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:
+    """The config or model class of that name: what the shim asks for.
+
+    Raises:
+        CheckpointMismatchError: when this version of the package has none.
+    """
+    for family_name in list_families():
+        with suppress(UnsupportedModelError):  # another family than the one that is wanted
+            family = get_family(family_name)
+            for cls in (family.config_class, *family.models.values()):
+                if cls.__name__ == name:
+                    return cls  # type: ignore[return-value]
+    raise CheckpointMismatchError(
+        f"The checkpoint's config.json asks for the class {name!r}, which hf_synthesizer {__version__} does not have. "
+        f"Upgrade it (pip install -U hf_synthesizer), or import the package that registers this family first."
+    )
+
+
+def _auto_model_classes() -> Iterator[Any]:
+    """Transformers' Auto classes for models."""
+    for auto_class in vars(modeling_auto).values():
+        if isinstance(auto_class, type) and getattr(auto_class, "_model_mapping", None) is not None:
+            yield auto_class

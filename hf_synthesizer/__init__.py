@@ -1,40 +1,52 @@
-"""Synthesizer attention (Tay et al., ICML 2021) as a drop-in for Hugging Face Transformers models."""
+"""Synthesizer attention (Tay et al., ICML 2021) as a drop-in for Hugging Face Transformers models.
+
+A name is imported when it is first used; the synthesized classes of each model (`SynthesizerLlamaForCausalLM`) are made then.
+"""
 
 # isort: off
 # fmt: off
-from .attention import SynthesizerAttention
-from .config import SynthesizerConfig
-from .patching.counting import count_flops, count_parameters
-from .errors import (
-    AlreadyPatchedError, CheckpointMismatchError, FusedModelError, InvalidConfigError, NoMatchingLayerError,
-    NotPatchedError, SequenceTooLongError, SynthesizerError, UnknownVariantError, UnsupportedModelError,
-)
-from .faces import Family, list_families, load_built_in_families, register_family
-from .inference.fusing import fuse_for_inference, unfuse
-from .patching.loading import from_pretrained_patched
-from .patching.swap import patch_model, unpatch_model
-from .patching.report import patch_report
-from .synthesizers import (
-    DenseSynthesizer, DotProductSynthesizer, FactorizedDenseSynthesizer, FactorizedRandomSynthesizer,
-    FixedRandomSynthesizer, MixtureSynthesizer, RandomSynthesizer, RoutingSynthesizer, SalienceSynthesizer,
-    SignALSHSynthesizer, SimpleALSHSynthesizer, SimpleLSHSynthesizer, SparseFixedSynthesizer, SparseStridedSynthesizer,
-    Synthesizer, XboxALSHSynthesizer, list_variants, register_variant,
-)
-from .transfer import suggest_layers, transfer_attention
-from .version import __version__
+import importlib
+from typing import Any
 
-__all__ = [
-    "AlreadyPatchedError", "CheckpointMismatchError", "DenseSynthesizer", "DotProductSynthesizer",
-    "FactorizedDenseSynthesizer", "FactorizedRandomSynthesizer", "Family", "FixedRandomSynthesizer",
-    "FusedModelError", "InvalidConfigError", "MixtureSynthesizer", "NoMatchingLayerError", "NotPatchedError",
-    "RandomSynthesizer", "RoutingSynthesizer", "SalienceSynthesizer", "SequenceTooLongError", "SignALSHSynthesizer",
-    "SimpleALSHSynthesizer", "SimpleLSHSynthesizer", "SparseFixedSynthesizer", "SparseStridedSynthesizer",
-    "Synthesizer", "SynthesizerAttention", "SynthesizerConfig", "SynthesizerError", "UnknownVariantError",
-    "UnsupportedModelError", "XboxALSHSynthesizer", "__version__",
-    "count_flops", "count_parameters", "from_pretrained_patched", "fuse_for_inference", "list_families",
-    "list_variants", "patch_model", "patch_report", "register_family", "register_variant", "suggest_layers",
-    "transfer_attention", "unfuse", "unpatch_model",
-]
+from .checkpoints.model_types import serve_model_types
+from .version import __version__ as __version__
+
+_WHERE = {
+    ".attention": ("SynthesizerAttention",),
+    ".config": ("SynthesizerConfig",),
+    ".patching.counting": ("count_flops", "count_parameters"),
+    ".errors": (
+        "AlreadyPatchedError", "CheckpointMismatchError", "FusedModelError", "InvalidConfigError", "NoMatchingLayerError",
+        "NotPatchedError", "SequenceTooLongError", "SynthesizerError", "UnknownVariantError", "UnsupportedModelError",
+    ),
+    ".faces": ("Family", "list_families", "register_face", "register_family"),
+    ".inference.fusing": ("fuse_for_inference", "unfuse"),
+    ".models": ("SynthesizerBertSelfAttention", "SynthesizerT5Attention"),
+    ".patching.loading": ("from_pretrained_patched",),
+    ".patching.report": ("patch_report",),
+    ".patching.swap": ("patch_model", "unpatch_model"),
+    ".synthesizers": (
+        "DenseSynthesizer", "DotProductSynthesizer", "FactorizedDenseSynthesizer", "FactorizedRandomSynthesizer",
+        "FixedRandomSynthesizer", "MixtureSynthesizer", "RandomSynthesizer", "RoutingSynthesizer", "SalienceSynthesizer",
+        "SignALSHSynthesizer", "SimpleALSHSynthesizer", "SimpleLSHSynthesizer", "SparseFixedSynthesizer",
+        "SparseStridedSynthesizer", "Synthesizer", "XboxALSHSynthesizer", "list_variants", "register_variant",
+    ),
+    ".transfer": ("suggest_layers", "transfer_attention"),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+__all__ = sorted([*_MODULE_OF, "__version__"])
 # fmt: on
 
-load_built_in_families()
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name, ".models" if name.startswith("Synthesizer") else None)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module, __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+serve_model_types()

@@ -86,3 +86,17 @@ def _simplify(keep: torch.Tensor) -> tuple[torch.Tensor | None, int | None] | No
             return None
     # A copy: a view would keep the whole mask alive, and with it this entry.
     return (None if bool(keys.all()) else keys.clone()), offset
+
+
+def visible_keys(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The keys (B, Lk) that some query may look at; None where no row starts with padding.
+
+    The last query sees most, except under a mask of the user's own, such as a band.
+    """
+    if mask is None or (not torch.compiler.is_compiling() and bool(_visible(mask[:, 0, -1, 0]).all())):
+        return None
+    return _visible(mask).any(2).any(1)
+
+
+def _visible(mask: torch.Tensor) -> torch.Tensor:
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2

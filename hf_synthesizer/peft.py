@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
+from .checkpoints.model_mixin import stock_class
 from .errors import CheckpointMismatchError, NotPatchedError
-from .faces import family_of
 from .faces.mixin import SynthesizerMixin
-from .faces.registry import stock_class
-from .patching.plan import find_slots
+from .faces.wiring import find_wiring
+from .patching.slots import find_slots
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -48,14 +48,18 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
 
     _require_patched(model, "for a stock model use peft.LoraConfig itself")
     targets, whole, absent = [], [], None
-    for slot in find_slots(family_of(model), model)[0]:
+    for slot in find_slots(model)[0]:
         layer = slot.module
         if not isinstance(layer, SynthesizerMixin):
-            query, _ = family_of(model).attention.projections
-            targets += [f"{slot.name}.{query}", f"{slot.name}.{family_of(model).attention.value_projection}"]
+            wiring = find_wiring(layer)
+            if wiring is not None:
+                targets += [
+                    f"{slot.name}.{name}"
+                    for name in dict.fromkeys((wiring.fused or wiring.query, wiring.fused or wiring.value))
+                ]
             continue
-        absent = absent or f"{slot.name}.{layer.projections[0]}"
-        targets.append(f"{slot.name}.{layer.value_projection}")
+        absent = absent or f"{slot.name}.{layer.guard_name}"
+        targets.append(f"{slot.name}.{layer.wiring.value}")
         if layer.synthesizer.config.variant == "dot_product":
             targets += [f"{slot.name}.synthesizer.query", f"{slot.name}.synthesizer.key"]
         else:

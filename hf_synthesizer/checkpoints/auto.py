@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +12,32 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
-from ..errors import CheckpointMismatchError, UnsupportedModelError
-from ..faces.registry import Family, get_family, list_families, patched_class
+from ..errors import CheckpointMismatchError
 from ..version import __version__
+from .model_mixin import patched_class
 
 SHIM = Path(__file__).parent / "shims" / "modeling_hf_synthesizer.py"
 """The one file of code in a checkpoint, through which `trust_remote_code=True` finds the installed package."""
 
 
-def register_auto_classes(family: Family) -> None:
-    """Register the patched classes with each Auto class that serves the stock class."""
-    config_class, stock_config = family.config_class, family.stock_config
+def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: type[PreTrainedConfig]) -> None:
+    """Register the patched classes of a model type with each Auto class that serves the stock classes."""
+    from ..models import model_class
+
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     # Transformers calls this when a checkpoint was loaded with trust_remote_code. Its answer is to copy the module of
     # the class into every later checkpoint; ours carry the shim instead.
     config_class.register_for_auto_class = classmethod(lambda cls, auto_class="AutoConfig": None)  # type: ignore
     for auto_class in _auto_model_classes():
         mapping = auto_class._model_mapping
-        patched = family.models.get(mapping[stock_config]) if stock_config in mapping else None
-        if patched is not None:
-            auto_class.register(config_class, patched, exist_ok=True)
-            # Pipelines and the Trainer's model card look classes up by name.
-            mapping._model_mapping.setdefault(config_class.model_type, patched.__name__)
+        if stock_config not in mapping:
+            continue
+        stock = mapping[stock_config]
+        # A few model types have several classes for one task, and choose by the config.
+        patched = model_class(stock[0] if isinstance(stock, (tuple, list)) else stock)
+        auto_class.register(config_class, patched, exist_ok=True)
+        # Pipelines and the Trainer's model card look classes up by name.
+        mapping._model_mapping.setdefault(config_class.model_type, patched.__name__)
     if stock_config in TOKENIZER_MAPPING:
         AutoTokenizer.register(config_class, tokenizer_class=TOKENIZER_MAPPING[stock_config], exist_ok=True)
 
@@ -85,16 +89,15 @@ def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:
     Raises:
         CheckpointMismatchError: when this version of the package has none.
     """
-    for family_name in list_families():
-        with suppress(UnsupportedModelError):  # another family than the one that is wanted
-            family = get_family(family_name)
-            for cls in (family.config_class, *family.models.values()):
-                if cls.__name__ == name:
-                    return cls  # type: ignore[return-value]
-    raise CheckpointMismatchError(
-        f"The checkpoint's config.json asks for the class {name!r}, which hf_synthesizer {__version__} does not have. "
-        f"Upgrade it (pip install -U hf_synthesizer), or import the package that registers this family first."
-    )
+    from .. import models
+
+    try:
+        return getattr(models, name)
+    except AttributeError as error:
+        raise CheckpointMismatchError(
+            f"The checkpoint's config.json asks for the class {name!r}, which hf_synthesizer {__version__} does not have. "
+            f"Upgrade it (pip install -U hf_synthesizer), or import the package that registers this family first."
+        ) from error
 
 
 def _auto_model_classes() -> Iterator[Any]:

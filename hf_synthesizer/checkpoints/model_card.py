@@ -25,16 +25,15 @@ from transformers.utils import logging
 
 from ..config import SynthesizerConfig
 from ..errors import NotPatchedError
-from ..faces import family_of
 from ..faces.mixin import SynthesizerMixin
-from ..faces.registry import stock_class
 from ..patching.counting import count_parameters
-from ..patching.plan import find_slots
 from ..patching.report import patch_report
+from ..patching.slots import find_slots
 from ..patching.swap import TAGS
 from ..synthesizers.mixture import MixtureSynthesizer
 from ..synthesizers.registry import get_variant
 from .auto import serving_auto_classes
+from .model_mixin import stock_class
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -170,7 +169,7 @@ def _variants(model: PreTrainedModel) -> list[dict[str, Any]]:
     """One row for each configuration that some layers share."""
     layers: dict[str, list[SynthesizerMixin]] = {}
     names: dict[str, dict[str, list[int]]] = {}
-    for slot in find_slots(family_of(model), model)[0]:
+    for slot in find_slots(model)[0]:
         if isinstance(slot.module, SynthesizerMixin):
             key = json.dumps(slot.module.synthesizer.config.to_dict(), sort_keys=True)
             layers.setdefault(key, []).append(slot.module)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -136,26 +134,11 @@ class SynthesizerModelMixin:
         return super()._upload_modified_files(working_dir, repo_id, timestamps, *args, **kwargs)  # type: ignore[misc]
 
 
-def stock_models(modeling: ModuleType, abstract: type[PreTrainedModel]) -> list[type[PreTrainedModel]]:
-    """The concrete model classes that a modeling module defines."""
-    return [
-        cls
-        for cls in vars(modeling).values()
-        if isinstance(cls, type)
-        and issubclass(cls, abstract)
-        and cls is not abstract
-        and cls.__module__ == modeling.__name__
-    ]
+def patched_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The `SynthesizerXxx` class of a patched model; its own class may be a subclass that a wrapper made (FSDP2)."""
+    return next(cls for cls in type(model).__mro__ if SynthesizerModelMixin in cls.__bases__)
 
 
-def synthesizer_models(
-    module_name: str, stock: list[type[PreTrainedModel]], config_class: type[PreTrainedConfig]
-) -> dict[type[PreTrainedModel], type[PreTrainedModel]]:
-    """A subclass `SynthesizerXxx` of each stock class, importable (and so picklable) from the given module."""
-    models = {}
-    for cls in stock:
-        name = f"Synthesizer{cls.__name__}"
-        namespace = {"__module__": module_name, "__doc__": f"{cls.__name__} with synthesized self-attention."}
-        models[cls] = type(name, (SynthesizerModelMixin, cls), {**namespace, "config_class": config_class})
-        setattr(sys.modules[module_name], name, models[cls])
-    return models
+def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The class that a patched model had before."""
+    return patched_class(model).__bases__[1]

@@ -6,14 +6,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.cache_utils import QuantizedLayer
 
 from ..attend import attend
 from ..config import SynthesizerConfig
 from ..errors import CheckpointMismatchError, UnsupportedModelError
-from ..masks import AttentionMask
+from ..gemm import linear
+from ..masks import AttentionMask, visible_keys
 from ..positions import Positions, exporting
 from ..synthesizers import Synthesizer, build_synthesizer
+from ..synthesizers.registry import get_variant
+from .attention import serving_class
+from .lengths import longest_sequence
+from .wiring import (
+    OUTPUT_DROPOUTS,
+    Wiring,
+    dropout_probability,
+    find_wiring,
+    head_dim,
+    in_features,
+    projection_of,
+    query_heads,
+)
 
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache
@@ -22,21 +37,24 @@ BACKENDS = ("eager", "sdpa")
 
 
 class SynthesizerMixin(nn.Module):
-    """Mixed into a stock attention class: `class SynthesizerXxx(SynthesizerMixin, Xxx)`.
+    """Mixed into a stock attention class: `class SynthesizerXxx(Face, Xxx)`, where a face is a subclass of this.
 
     The stock module keeps its values, its output and its place in the model; its query and key projections go, and
-    `synthesizer` makes the logits. A family says what its projections are called, what its dimensions are, how long
-    its sequences are, and how its forward signature reads.
+    `synthesizer` makes the logits. Where the module keeps what is found by its names (`wiring.py`); a face adds how its
+    forward signature reads.
     """
 
-    projections: ClassVar[tuple[str, str]]
-    """The names of the stock module's query and key projections."""
-    value_projection: ClassVar[str]
-    """The name of its value projection."""
+    serves_dot_product: ClassVar[bool] = False
+    """Whether logits with a `dot_product` part are made here too. Else the stock forward makes that part (`guest.py`)."""
+    knows: ClassVar[frozenset[str]] = frozenset()
+    """Names in a stock forward which this face has an answer to, beyond those that all faces understand (`registry.py`)."""
+    counts_from_padding: ClassVar[bool] = False
+    """Whether positions start at a row's first visible key, where no `position_ids` say where tokens stand."""
+    stock_class: ClassVar[type[nn.Module]]
+    """The class that this one extends."""
+    wiring: Wiring
     config: Any
     layer_idx: Any
-    is_causal: bool
-    scaling: float
     synthesizer: Synthesizer
 
     def __init__(self, *args: Any, synthesizer: str | SynthesizerConfig, **kwargs: Any):
@@ -44,23 +62,30 @@ class SynthesizerMixin(nn.Module):
         super().__init__(*args, **kwargs)
         config = SynthesizerConfig(synthesizer) if isinstance(synthesizer, str) else synthesizer
         if config.max_length is None:
-            config = config.replace(max_length=self.default_max_length(self.config))
+            given = next((value for value in (*args, *kwargs.values()) if isinstance(value, PreTrainedConfig)), None)
+            config = config.replace(max_length=longest_sequence(given or self.config, self.stack))
+        self.__class__ = serving_class(type(self), config)
         self.replace_projections(config)
 
-    @staticmethod
-    def default_max_length(config: Any) -> int:
-        """The model's own maximum length, from its config."""
-        raise TypeError("a family must define `default_max_length`")
+    @property
+    def stack(self) -> str:
+        """What kind of stack the module says it belongs to."""
+        return "decoder" if getattr(self, "is_decoder", False) else "encoder"
 
     @property
     def dimensions(self) -> tuple[int, int, int]:
         """hidden_size, num_heads and head_dim of the stock module."""
-        raise TypeError(f"{type(self).__name__} must define `dimensions`")
+        return self.__dict__["_dimensions"]
 
     @property
     def dropout_probability(self) -> float:
         """With which probability the stock module drops a weight in training."""
-        raise TypeError(f"{type(self).__name__} must define `dropout_probability`")
+        return dropout_probability(self)
+
+    @property
+    def logit_scaling(self) -> float:
+        """The factor of the stock layer's dot products."""
+        return float(getattr(self, "scaling", getattr(self, "scale", self.dimensions[2] ** -0.5)))
 
     @classmethod
     def from_stock(cls, stock: nn.Module, config: SynthesizerConfig) -> SynthesizerMixin:
@@ -68,6 +93,7 @@ class SynthesizerMixin(nn.Module):
 
         The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections.
         """
+        cls = serving_class(cls, config)
         twin = cls.__new__(cls)
         twin.__dict__.update(stock.__dict__)
         for registry in ("_modules", "_parameters", "_buffers"):
@@ -78,7 +104,7 @@ class SynthesizerMixin(nn.Module):
     @property
     def guard(self) -> str:
         """The stock name of the query projection's weight, which a checkpoint takes so that no stock class fits it."""
-        return f"{self.projections[0]}.weight"
+        return f"{self.guard_name}.weight"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """A state dict that has this layer's values must have its synthesizer, even where missing keys are allowed.
@@ -89,7 +115,7 @@ class SynthesizerMixin(nn.Module):
         state_dict.pop(prefix + self.guard, None)
         own = [prefix + name for name in self.state_dict() if name.startswith("synthesizer.")]
         missing = [name for name in own if name not in state_dict]
-        if missing and f"{prefix}{self.value_projection}.weight" in state_dict:
+        if missing and f"{prefix}{self.wiring.value}.weight" in state_dict:
             raise CheckpointMismatchError(
                 f"The state dict has the values of the synthesized layer {prefix.removesuffix('.')!r} but not its "
                 f"tensor {missing[0]!r}, so it belongs to a stock model or to another variant. Load the checkpoint of a "
@@ -99,27 +125,138 @@ class SynthesizerMixin(nn.Module):
 
     @property
     def stock_logit_parameters(self) -> int:
-        """How many parameters the two projections had."""
-        hidden_size, num_heads, head_dim = self.dimensions
-        value = getattr(self, self.value_projection)
-        return 2 * num_heads * head_dim * (hidden_size + (value.bias is not None))
+        """How many parameters the projections had that are gone."""
+        return self.__dict__["_stock_logit_parameters"]
+
+    @property
+    def backend(self) -> str:
+        """The attention backend that the model asks for."""
+        return self.config._attn_implementation
+
+    @property
+    def guard_name(self) -> str:
+        """The projection whose stock name a checkpoint takes, so that no stock class fits it."""
+        return self.wiring.fused or self.wiring.query
 
     def replace_projections(self, config: SynthesizerConfig) -> None:
         """Put a synthesizer where the query and key projections were, on their device and with their dtype."""
-        query, key = (cast(nn.Linear, self._modules.pop(name)) for name in self.projections)
-        hidden_size, num_heads, head_dim = self.dimensions
-        weight = query.weight
-        with torch.device(weight.device):
-            synthesizer = build_synthesizer(config, hidden_size, num_heads, config.max_length or 0, head_dim=head_dim)
-        synthesizer.to(weight.dtype)
-        synthesizer.set_causal(self.is_causal)
-        synthesizer.load_stock(query=query, key=key, scaling=self.scaling)
-        synthesizer.train(self.training)
+        wiring = find_wiring(self)
+        if wiring is None:
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} names its projections in a way that no face knows: {', '.join(self._modules)}."
+            )
+        self.wiring = wiring
+        hidden_size = in_features(cast(nn.Module, self._modules[wiring.fused or wiring.value]))
+        self.__dict__["_dimensions"] = (hidden_size, query_heads(self), head_dim(self))
+        synthesizer = self.build(config, cast(nn.Linear, self._modules[self.guard_name]).weight)
+        value = projection_of(self, wiring, "value") if wiring.fused else None
+        gone = [cast(nn.Module, self._modules.pop(name)) for name in wiring.replaced]
+        lost = sum(parameter.numel() for module in gone for parameter in module.parameters())
+        if value is not None:
+            self._modules[wiring.value] = value
+            lost -= sum(parameter.numel() for parameter in value.parameters())
+        self.__dict__["_stock_logit_parameters"] = lost
         self.synthesizer = synthesizer
+        self.stand_guard(config)
+
+    def build(self, config: SynthesizerConfig, weight: torch.Tensor) -> Synthesizer:
+        """A fresh synthesizer, where a stock weight is and of its dtype."""
+        hidden_size, heads, width = self.dimensions
+        with torch.device(weight.device):
+            synthesizer = build_synthesizer(config, hidden_size, heads, config.max_length or 0, head_dim=width)
+        synthesizer.to(weight.dtype)
+        synthesizer.set_causal(bool(getattr(self, "is_causal", False)))
+        self.take_projections(synthesizer)
+        return synthesizer.train(self.training)
+
+    def take_projections(self, synthesizer: Synthesizer) -> None:
+        """Hand the stock query and key projections to a synthesizer that has a use for them."""
+        if any(get_variant(part).load_stock is not Synthesizer.load_stock for part in synthesizer.config.parts):
+            query, key = (projection_of(self, self.wiring, name) for name in ("query", "key"))
+            synthesizer.load_stock(query=query, key=key, scaling=self.logit_scaling)
+
+    def stand_guard(self, config: SynthesizerConfig) -> None:
+        """Put a guard under the stock name of the projection that is gone or has moved."""
+
+    def attend_to_itself(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None = None,
+        position_bias: torch.Tensor | None = None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What most forwards are: values, cache, positions, logits and softmax, output projection.
+
+        Args:
+            hidden_states: (B, L, d).
+            attention_mask: (B, 1 or H, Lq, Lk), bool or additive, or None.
+            past_key_values: the cache of a decoder.
+            position_bias: (1 or B, H, Lq, Lk), added to the logits.
+            **arguments: what else the caller gave: `position_ids`, `is_causal` and `need_weights` count.
+
+        Raises:
+            UnsupportedModelError: for an argument that changes attention and is unknown here.
+        """
+        self.require_backend(attention_mask)
+        value = self.project_values(hidden_states)
+        key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values)
+        positions = self.positions(
+            arguments.get("position_ids"), attention_mask, hidden_states.shape[1], value.shape[-2], past_length
+        )
+        output, weights = self.synthesize(
+            hidden_states,
+            value,
+            attention_mask,
+            positions,
+            key_states,
+            position_bias,
+            is_causal=arguments.get("is_causal"),
+            need_weights=arguments.get("need_weights"),
+        )
+        return self.project_output(output, hidden_states), weights
+
+    def require_own_states(self, other: torch.Tensor | None) -> None:
+        """Raise `UnsupportedModelError` where a layer is given other states to attend to than its own."""
+        if other is not None:
+            raise UnsupportedModelError(
+                "A synthesizer replaces self-attention only, but states of an encoder were given (key_value_states or "
+                "encoder_hidden_states), which means cross-attention. Leave the cross-attention layer as it is."
+            )
+
+    def project_values(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The values (B, G, L, d_v) of G ≤ H groups of heads."""
+        batch, length, _ = hidden_states.shape
+        projected = linear(cast(nn.Module, self._modules[self.wiring.value]), hidden_states)
+        return projected.view(batch, length, -1, self.dimensions[2]).transpose(1, 2)
+
+    def project_output(self, output: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What the stock module does behind attention, to (B, L, H·d_v)."""
+        if self.wiring.output is not None:
+            output = linear(cast(nn.Module, self._modules[self.wiring.output]), output)
+        for name in OUTPUT_DROPOUTS:
+            if name in self._modules:
+                output = cast(nn.Module, self._modules[name])(output)
+        return output
+
+    def positions(
+        self,
+        position_ids: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        length: int,
+        key_length: int,
+        start: int | torch.Tensor,
+    ) -> Positions:
+        """Where queries and keys stand: by `position_ids`, else by padding on the left where the model counts from there."""
+        if position_ids is not None and position_ids.dim() == 2 and position_ids.shape[-1] == length:
+            return Positions.from_position_ids(position_ids, length, key_length, start)
+        if self.counts_from_padding:
+            return Positions.from_left_padding(visible_keys(mask), length, key_length, start)
+        return Positions.from_position_ids(None, length, key_length, start)
 
     def require_backend(self, mask: Any) -> None:
         """Raise `UnsupportedModelError` for an attention backend whose masks this layer cannot read."""
-        backend = self.config._attn_implementation
+        backend = self.backend
         if backend not in BACKENDS or not (mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 4)):
             found = f"a mask of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
             raise UnsupportedModelError(
@@ -136,28 +273,41 @@ class SynthesizerMixin(nn.Module):
         positions: Positions,
         key_states: torch.Tensor | None,
         position_bias: torch.Tensor | None = None,
+        is_causal: bool | None = None,
+        dropout: float | None = None,
+        need_weights: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits, mask, softmax and values: output (B, Lq, H·d_v), and weights (B, H, Lq, Lk) under eager.
 
         Args:
             hidden_states: (B, Lq, d).
-            value: (B, H, Lk, d_v), cached ones included.
+            value: (B, H, Lk, d_v), or (B, G, Lk, d_v) where groups of heads share values; cached ones included.
             mask: as Transformers' eager and sdpa backends pass it.
             positions: of queries and keys.
             key_states: what the logits need to know of the keys' tokens, cached ones included.
             position_bias: (1 or B, H, Lq, Lk), added to the logits.
+            is_causal: whether a query sees the past alone where there is no mask; as the module says if None.
+            dropout: the probability with which a weight is dropped; the module's own in training, else 0, if None.
+            need_weights: whether weights are wanted; under eager only, if None.
         """
+        if dropout is None:
+            dropout = self.dropout_probability if self.training else 0.0
+        if value.shape[1] != self.dimensions[1]:
+            value = value.repeat_interleave(self.dimensions[1] // value.shape[1], dim=1)
+        if is_causal is None:
+            # What Transformers' own functions assume of a module that does not say.
+            is_causal = getattr(self, "is_causal", self.backend == "sdpa")
         # Under sdpa Transformers passes no mask where a plain triangle would do: the module itself has to be causal.
         one_step = positions.query_length == 1 and not isinstance(positions.start, torch.Tensor)
-        causal = self.is_causal and mask is None and not one_step
+        causal = is_causal and mask is None and not one_step
         attention_mask = AttentionMask.from_tensor(mask, causal_offset=positions.start if causal else None)
         logits = self.synthesizer(hidden_states, key_states, positions)
         output, weights = attend(
             logits,
             value,
             attention_mask.with_bias(position_bias),
-            dropout=self.dropout_probability if self.training else 0.0,
-            need_weights=self.config._attn_implementation == "eager",
+            dropout=dropout,
+            need_weights=self.backend == "eager" if need_weights is None else need_weights,
         )
         output = output.transpose(1, 2)  # (B, Lq, H, d_v)
         if exporting():

@@ -1,139 +1,117 @@
-"""The registry of families: which Transformers models can be patched, and how."""
+"""Which models can be patched: their model types, and what has to be said of a type that its code does not say."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from ..errors import InvalidConfigError, UnsupportedModelError
-from .mixin import SynthesizerMixin
+from .attention import uses_attention_interface
 
-logger = logging.get_logger(__name__)
-
-_BUILT_IN = {"bert": "hf_synthesizer.faces.bert", "t5": "hf_synthesizer.faces.t5"}
-_FAMILIES: dict[str, Family] = {}
+PREFIX = "synthesizer_"
 
 
 @dataclass(frozen=True)
 class Family:
-    """Everything the library has to know of one forward signature.
+    """A model type that does not speak for itself: what its attention is, and classes from outside Transformers.
+
+    Most types need none: their attention is found by its use of Transformers' attention interface, its face by its
+    signature.
 
     Attributes:
-        name: the stock `model_type`, such as "bert".
-        stock_attention: the class whose instances are swapped.
-        attention: its synthesized subclass.
-        config_class: the subclass of the stock config with a `model_type` of its own and a `synthesizer` field.
-        models: stock model class → synthesized model class, for each head and the bare model.
-        stack_of: from the module's dotted name and the module, the name of the stack that a self-attention layer
-            belongs to ("encoder", "decoder"), or None for cross-attention, which stays as it is.
-        inner_models: stock classes that are but parts of the others, with a config of their own: patched alone, the model
-            around them would save a stock config.
+        name: the stock `model_type`, such as "mpnet".
+        attention: the attention classes, or their names "module:Class"; those that use the interface are found without.
+        models: model classes, and their config class, from outside Transformers.
     """
 
     name: str
-    stock_attention: type[nn.Module]
-    attention: type[SynthesizerMixin]
-    config_class: type[PreTrainedConfig]
-    models: dict[type[PreTrainedModel], type[PreTrainedModel]]
-    stack_of: Callable[[str, Any], str | None]
-    inner_models: tuple[type[PreTrainedModel], ...] = ()
+    attention: tuple[type[nn.Module] | str, ...] = ()
+    models: tuple[type[PreTrainedModel] | type[PreTrainedConfig], ...] = ()
 
-    @property
-    def stock_config(self) -> type[PreTrainedConfig]:
-        """The config class that `config_class` extends."""
-        return self.config_class.__mro__[1]
+    def attention_classes(self) -> tuple[type[nn.Module], ...]:
+        """The attention classes themselves."""
+        return tuple(_imported(cls) if isinstance(cls, str) else cls for cls in self.attention)
+
+
+_FAMILIES: dict[str, Family] = {}
 
 
 def register_family(family: Family) -> Family:
-    """Make a family known to `patch_model` and to Transformers' Auto classes.
+    """Make known what has to be said of a model type.
 
     Raises:
-        InvalidConfigError: for a name that another family has.
+        InvalidConfigError: for a name that is registered with something else.
     """
-    from ..checkpoints.auto import register_auto_classes
+    from ..models import adopt
 
-    if family.name in _FAMILIES and _FAMILIES[family.name].attention is not family.attention:
-        raise InvalidConfigError(f"The family {family.name!r} is registered already.")
-    register_auto_classes(family)
+    if _FAMILIES.get(family.name, family) != family:
+        raise InvalidConfigError(f"The family {family.name!r} is registered already, as {_FAMILIES[family.name]}.")
+    adopt(*family.models, *(cls for cls in family.attention if isinstance(cls, type)))
     _FAMILIES[family.name] = family
     return family
 
 
-def list_families() -> list[str]:
-    """The names of all families: the `model_type`s that `patch_model` knows."""
-    return sorted(_BUILT_IN.keys() | _FAMILIES.keys())
-
-
-def get_family(name: str) -> Family:
-    """The family of a stock `model_type`. A built-in one is imported at its first use.
-
-    Raises:
-        UnsupportedModelError: for an unknown family, or one that does not fit the installed Transformers.
-    """
-    if name not in _FAMILIES and name in _BUILT_IN:
-        try:
-            importlib.import_module(_BUILT_IN[name])
-        except (ImportError, AttributeError) as error:
-            raise UnsupportedModelError(
-                f"The family {name!r} does not fit the installed version of transformers ({error}). The other families "
-                f"still work; install a version of transformers that hf_synthesizer was tested with, see its README."
-            ) from error
-    if name not in _FAMILIES:
-        raise UnsupportedModelError(
-            f"No family for the model type {name!r}. Supported model types: {', '.join(list_families())}. A new one is "
-            f"one file and one call of register_family()."
-        )
-    return _FAMILIES[name]
+for _name, _attention in {"mpnet": "transformers.models.mpnet.modeling_mpnet:MPNetSelfAttention"}.items():
+    register_family(Family(_name, attention=(_attention,)))
 
 
 def family_of(model: Any) -> Family:
-    """The family that serves a model, stock or patched.
+    """The family of a model, stock or patched.
 
     Raises:
-        UnsupportedModelError: for anything else, with the way out where there is one.
+        UnsupportedModelError: for what is no Transformers model, or no class that a checkpoint could name; with the way out.
     """
+    from ..models import is_stock_model
+
     if not isinstance(model, PreTrainedModel):
         inner = next((name for name in ("module", "_orig_mod", "base_model", "model") if hasattr(model, name)), None)
         hint = f" It seems to wrap another model: patch that one ({inner}) before it is wrapped." if inner else ""
         raise UnsupportedModelError(
             f"patch_model works on Transformers models (PreTrainedModel), not on {type(model).__name__}.{hint}"
         )
-    name = model.config.model_type.removeprefix("synthesizer_")
-    family = get_family(name)
-    patched = any(cls in type(model).__mro__ for cls in family.models.values())
-    if type(model) not in family.models and not patched:
+    name = stock_model_type(model.config)
+    patched = model.config.model_type != name
+    if not patched and not is_stock_model(type(model)):
         inner = getattr(model, model.base_model_prefix, None)
-        hint = f" Patch its base model instead: patch_model(model.{model.base_model_prefix}, …)." if inner else ""
+        if isinstance(inner, PreTrainedModel) and inner is not model:
+            hint = f" Patch its base model instead: patch_model(model.{model.base_model_prefix}, …)."
+        else:
+            hint = (
+                " If it is a part of a larger model, patch that one and name the stack: patch_model(model, …, "
+                "layers={'encoder': True})."
+            )
         raise UnsupportedModelError(
-            f"{type(model).__name__} is none of the {name!r} classes of Transformers "
-            f"({', '.join(cls.__name__ for cls in family.models)}), so a checkpoint of it could not be loaded again."
-            f"{hint}"
+            f"{type(model).__name__} is none of the classes that Transformers exports, so that a checkpoint of it could not be "
+            f"loaded again.{hint}"
         )
-    return family
+    return _FAMILIES.get(name) or Family(name)
 
 
-def patched_class(model: PreTrainedModel) -> type[PreTrainedModel]:
-    """The `SynthesizerXxx` class of a patched model; its own class may be a subclass that a wrapper made (FSDP2)."""
-    known = set(family_of(model).models.values())
-    return next(cls for cls in type(model).__mro__ if cls in known)
+def stock_model_type(config: PreTrainedConfig) -> str:
+    """The model type that a config had before it was patched."""
+    return config.model_type.removeprefix(PREFIX)
 
 
-def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
-    """The class that a patched model had before."""
-    patched = patched_class(model)
-    return next(stock for stock, cls in family_of(model).models.items() if cls is patched)
+def list_families() -> list[str]:
+    """The model types of the installed Transformers, and the registered ones, that `patch_model` has a face for.
+
+    What becomes of each, by which face, and why some are refused: docs/models.md.
+    """
+    from .coverage import served_types
+
+    return sorted({*served_types(), *(_FAMILIES.keys() - CONFIG_MAPPING_NAMES.keys())})
 
 
-def load_built_in_families() -> None:
-    """Import every built-in family that fits the installed Transformers, so that the Auto classes know it."""
-    for name in _BUILT_IN:
-        try:
-            get_family(name)
-        except UnsupportedModelError as error:
-            logger.warning_once(str(error))
+def is_attention(module: nn.Module, family: Family) -> bool:
+    """Whether a module is a stock attention layer that could be synthesized."""
+    return isinstance(module, family.attention_classes()) or uses_attention_interface(type(module))
+
+
+def _imported(name: str) -> type[nn.Module]:
+    module, _, cls = name.partition(":")
+    return getattr(importlib.import_module(module), cls)

@@ -1,110 +1,66 @@
-"""T5: encoder-decoder, encoder alone, and every head of Transformers."""
+"""T5's forward signature: T5, mT5, LongT5, Switch Transformers, UDOP, Pop2Piano."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from transformers import T5Config
-from transformers.models.t5 import modeling_t5
-from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.cache_utils import Cache
 
-from ..checkpoints.model_mixin import stock_models, synthesizer_models
-from ..errors import UnsupportedModelError
-from ..gemm import linear
-from ..positions import Positions
+from .attention import register_face
 from .mixin import SynthesizerMixin
-from .registry import Family, register_family
 
 
-class SynthesizerT5Attention(SynthesizerMixin, T5Attention):
-    """`T5Attention` as self-attention, with synthesized logits. The relative position bias stays, added to them."""
+@register_face
+class T5Face(SynthesizerMixin):
+    """Self-attention with synthesized logits. The relative position bias stays, added to them.
 
-    projections = ("q", "k")
-    value_projection = "v"
+    T5 knows positions relative to each other only, so that padding on the left changes nothing: nor must it here.
+    """
 
-    @staticmethod
-    def default_max_length(config: T5Config) -> int:
-        # T5 has no longest sequence of its own; its checkpoints were trained at 512, and most configs say so.
-        return getattr(config, "n_positions", 512)
-
-    @property
-    def dimensions(self) -> tuple[int, int, int]:
-        return self.d_model, self.n_heads, self.key_value_proj_dim
-
-    @property
-    def dropout_probability(self) -> float:
-        return self.dropout
+    serves_dot_product = True
+    counts_from_padding = True
+    knows = frozenset(
+        [
+            "n_heads",
+            "has_relative_attention_bias",
+            "compute_bias",
+            "gradient_checkpointing",
+            "requires_grad",
+            "zeros",
+            "device",
+            "get_seq_length",
+            "q",
+            "k",
+            "v",
+            "o",
+        ]
+    )
 
     def forward(
         self,
-        hidden_states,
-        mask=None,
-        key_value_states=None,
-        position_bias=None,
-        past_key_values=None,
-        **kwargs,
-    ):
-        if key_value_states is not None:
-            raise UnsupportedModelError(
-                "A synthesizer replaces self-attention only, but key_value_states were given, which means "
-                "cross-attention. Leave the cross-attention layer as it is."
-            )
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        key_value_states: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        self.require_own_states(key_value_states)
         self.require_backend(mask)
-        batch, length, _ = hidden_states.shape
-        value = linear(self.v, hidden_states).view(batch, length, -1, self.key_value_proj_dim).transpose(1, 2)
-        key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values)
+        length = hidden_states.shape[1]
+        key_states, value, past_length = self.update_cache(
+            hidden_states, self.project_values(hidden_states), past_key_values
+        )
         key_length = value.shape[-2]
-        # T5 knows positions relative to each other only, so that padding on the left changes nothing: nor must it here.
-        positions = Positions.from_left_padding(visible_keys(mask), length, key_length, past_length)
+        positions = self.positions(None, mask, length, key_length, past_length)
         if position_bias is None:
             # Layers share the bias: the first one owns it and hands it on, whether or not it is patched.
             if self.has_relative_attention_bias:
-                position_bias = self.compute_bias(
+                position_bias = self.compute_bias(  # type: ignore[operator]
                     length, key_length, device=value.device, past_seen_tokens=past_length
                 )
             else:
-                position_bias = value.new_zeros(1, self.n_heads, length, key_length)
+                position_bias = value.new_zeros(1, self.dimensions[1], length, key_length)
         output, weights = self.synthesize(hidden_states, value, mask, positions, key_states, position_bias)
-        return linear(self.o, output), position_bias, weights
-
-
-def visible_keys(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The keys (B, Lk) that some query may look at; None where no row starts with padding.
-
-    The last query sees most, except under a mask of the user's own, such as a band.
-    """
-    if mask is None or (not torch.compiler.is_compiling() and bool(_visible(mask[:, 0, -1, 0]).all())):
-        return None
-    return _visible(mask).any(2).any(1)
-
-
-def _visible(mask: torch.Tensor) -> torch.Tensor:
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-
-
-class SynthesizerT5Config(T5Config):
-    """`T5Config`, and which layers are synthesized and how."""
-
-    model_type = "synthesizer_t5"
-
-    synthesizer: dict | None = None
-
-
-def _stack_of(name: str, module: T5Attention) -> str | None:
-    if name.rpartition(".")[2] == "EncDecAttention":
-        return None
-    return "decoder" if module.is_decoder else "encoder"
-
-
-T5 = register_family(
-    Family(
-        name="t5",
-        stock_attention=T5Attention,
-        attention=SynthesizerT5Attention,
-        config_class=SynthesizerT5Config,
-        models=synthesizer_models(
-            __name__, stock_models(modeling_t5, modeling_t5.T5PreTrainedModel), SynthesizerT5Config
-        ),
-        stack_of=_stack_of,
-        inner_models=(modeling_t5.T5Stack,),
-    )
-)
+        return self.project_output(output, hidden_states), position_bias, weights

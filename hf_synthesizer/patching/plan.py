@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig
 
 from ..config import SynthesizerConfig
 from ..errors import CheckpointMismatchError, InvalidConfigError, NoMatchingLayerError, SynthesizerError, did_you_mean
-from ..faces import Family
+from ..faces.lengths import longest_sequence
 from ..synthesizers.registry import variant_options
+from .slots import Slot
 
 FORMAT_VERSION = 1
 
@@ -21,40 +22,14 @@ Spec = Variant | Mapping[int | str, Variant]
 Layers = Iterable[int] | slice | Callable[[str, nn.Module], bool] | Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One attention layer of a model: its dotted name, its stack ("encoder"), its index there, and the module."""
-
-    name: str
-    stack: str
-    index: int
-    module: nn.Module
-
-    @property
-    def label(self) -> str:
-        return f"{self.stack}.{self.index}"
-
-
 Plan = dict[str, SynthesizerConfig]
 """From a slot's label to the configuration of its synthesizer."""
 
 
-def find_slots(family: Family, model: nn.Module) -> tuple[list[Slot], list[str]]:
-    """The self-attention layers of a model, and the names of its cross-attention layers."""
-    slots, cross = [], []
-    for name, module in model.named_modules():
-        if not isinstance(module, family.stock_attention):
-            continue
-        stack = family.stack_of(name, module)
-        if stack is None:
-            cross.append(name)
-        else:
-            slots.append(Slot(name, stack, int(module.layer_idx), module))  # type: ignore[arg-type]
-    return slots, cross
-
-
-def make_plan(slots: list[Slot], spec: Spec, layers: Layers, default_length: int, options: dict[str, Any]) -> Plan:
-    """What `patch_model` was asked for, layer by layer.
+def make_plan(
+    slots: list[Slot], spec: Spec, layers: Layers, options: dict[str, Any], config: PreTrainedConfig
+) -> Plan:
+    """What `patch_model` was asked for, layer by layer. `config` is the model's, for layers that have none of their own.
 
     Raises:
         NoMatchingLayerError: for a selection that selects nothing, or names a layer that the model does not have.
@@ -73,11 +48,13 @@ def make_plan(slots: list[Slot], spec: Spec, layers: Layers, default_length: int
                 f"No variant of the hybrid uses {unused[0]}={options[unused[0]]!r}: leave it out."
             )
         return {
-            label: _configure(variant, default_length, {k: v for k, v in options.items() if k in _knows(variant)})
-            for label, variant in chosen.items()
+            slot.label: _configure(
+                chosen[slot.label], slot, config, {k: v for k, v in options.items() if k in _knows(chosen[slot.label])}
+            )
+            for slot in slots
+            if slot.label in chosen
         }
-    config = _configure(spec, default_length, options)
-    return {slot.label: config for slot in _select(slots, layers)}
+    return {slot.label: _configure(spec, slot, config, options) for slot in _select(slots, layers)}
 
 
 def _knows(variant: Variant) -> set[str]:
@@ -85,12 +62,22 @@ def _knows(variant: Variant) -> set[str]:
     return variant_options(name) | {"max_length"}
 
 
-def _configure(variant: Variant, default_length: int, options: dict[str, Any]) -> SynthesizerConfig:
+def _configure(
+    variant: Variant, slot: Slot, model_config: PreTrainedConfig, options: dict[str, Any]
+) -> SynthesizerConfig:
     if isinstance(variant, SynthesizerConfig):
         config = SynthesizerConfig.create(**{**variant.to_dict(), **options})
     else:
         config = SynthesizerConfig.create(variant, **options)
-    return config if config.max_length is not None else config.replace(max_length=default_length)
+    if config.max_length is None:
+        config = config.replace(max_length=longest_sequence(config_of(slot, model_config), slot.stack))
+    return config
+
+
+def config_of(slot: Slot, model_config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config that says how a layer's sequences are: its own, which in a tower of a larger model is the tower's."""
+    own = getattr(slot.module, "config", None)
+    return own if isinstance(own, PreTrainedConfig) else model_config
 
 
 def _hybrid(slots: list[Slot], spec: Mapping[Any, Variant]) -> dict[str, Variant]:

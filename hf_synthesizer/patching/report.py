@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..faces import family_of
 from ..faces.mixin import SynthesizerMixin
+from ..faces.wiring import find_wiring, projection_of
 from .counting import count_parameters
-from .plan import find_slots
+from .slots import find_slots
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
     Raises:
         UnsupportedModelError: for a model that no family serves.
     """
-    family = family_of(model)
-    slots, cross = find_slots(family, model)
+    slots, cross = find_slots(model)
     layers = []
     for slot in slots:
         module = slot.module
@@ -77,10 +76,10 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
             before, after = module.stock_logit_parameters, count_parameters(module.synthesizer)
             layers.append(LayerReport(slot.name, config.variant, before, after, note))
         else:
-            count = _projection_parameters(family.attention, module)
+            count = _projection_parameters(module)
             layers.append(LayerReport(slot.name, "stock", count, count, "not selected"))
     for name in cross:
-        count = _projection_parameters(family.attention, model.get_submodule(name))
+        count = _projection_parameters(model.get_submodule(name))
         layers.append(
             LayerReport(name, "stock", count, count, "cross-attention stays: synthesizers replace self-attention")
         )
@@ -89,5 +88,12 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
     return PatchReport(tuple(layers), after - change, after)
 
 
-def _projection_parameters(attention: type[SynthesizerMixin], stock: nn.Module) -> int:
-    return sum(count_parameters(stock.get_submodule(name), trainable_only=False) for name in attention.projections)
+def _projection_parameters(stock: nn.Module) -> int:
+    wiring = find_wiring(stock)
+    if wiring is None:
+        return 0
+    own = sum(count_parameters(stock.get_submodule(name), trainable_only=False) for name in wiring.replaced)
+    if wiring.fused:
+        value = projection_of(stock, wiring, "value")
+        own -= count_parameters(value, trainable_only=False)
+    return own

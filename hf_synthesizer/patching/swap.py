@@ -12,9 +12,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from ..errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedError, UnsupportedModelError
-from ..faces import Family, family_of
+from ..faces import synthesizer_class
 from ..faces.mixin import SynthesizerMixin
-from .plan import Layers, Plan, Spec, find_slots, make_plan, plan_from_json, plan_to_json
+from ..models import is_stock_model, model_class
+from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json
+from .slots import Slot, find_slots
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -56,22 +58,21 @@ def patch_model(
 
     A failed patch leaves the model as it was.
     """
-    family = family_of(model)
-    if type(model) in family.inner_models:
-        raise UnsupportedModelError(
-            f"A {type(model).__name__} is one stack of a larger model, whose checkpoint would not know of the patch. Patch "
-            f"the whole model and name the stack: patch_model(model, …, layers={{'encoder': True}})."
-        )
+    slots, _ = find_slots(model)
     if any(isinstance(module, SynthesizerMixin) for module in model.modules()):
         raise AlreadyPatchedError(
             f"This {type(model).__name__} is patched already. To patch several layers differently, say so in one call, "
             f"patch_model(model, {{0: 'random', 1: 'dense'}}); to start again, call unpatch_model(model) first."
         )
-    slots, _ = find_slots(family, model)
+    if not slots:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no self-attention that goes through Transformers' attention interface, and none "
+            f"that a face was registered for (see docs/models.md). To serve it, register its attention class: CONTRIBUTING.md."
+        )
     if max_length is not None:
         options["max_length"] = max_length
-    plan = make_plan(slots, variant, layers, family.attention.default_max_length(model.config), options)
-    undo = _install(family, model, plan)
+    plan = make_plan(slots, variant, layers, options, model.config)
+    undo = _install(model, slots, plan)
     model.__dict__[_UNDO] = undo
     return model
 
@@ -115,9 +116,8 @@ def rebuild(model: PreTrainedModel) -> None:
     Raises:
         CheckpointMismatchError: when the config describes none, or layers that the model does not have.
     """
-    family = family_of(model)
     plan = plan_from_json(getattr(model.config, "synthesizer", None))
-    slots, _ = find_slots(family, model)
+    slots, _ = find_slots(model)
     present = {slot.stack for slot in slots}
     # A head may be without one of the stacks (an encoder alone); a stack that is there must be as deep as described.
     plan = {label: config for label, config in plan.items() if label.partition(".")[0] in present}
@@ -127,31 +127,45 @@ def rebuild(model: PreTrainedModel) -> None:
             f"config.json describes a synthesizer for layer {unknown[0]!r}, but this {type(model).__name__} has only "
             f"{len(slots)} self-attention layers. Repair the config's number of layers, or its 'synthesizer' field."
         )
-    _install(family, model, plan, keep_description=True)
+    _install(model, slots, plan, keep_description=True)
 
 
-def _install(family: Family, model: PreTrainedModel, plan: Plan, keep_description: bool = False) -> Undo:
+def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, keep_description: bool = False) -> Undo:
     """Build everything first, then swap: what can fail comes before the first change."""
-    slots, _ = find_slots(family, model)
     twins = {
-        slot.name: family.attention.from_stock(slot.module, plan[slot.label]) for slot in slots if slot.label in plan
+        slot.name: synthesizer_class(type(slot.module)).from_stock(slot.module, plan[slot.label])
+        for slot in slots
+        if slot.label in plan
     }
     if keep_description:
         description = model.config.synthesizer
     else:
         description = plan_to_json(plan, slots, base_model=_name_on_the_hub(model.config))
-    undo = Undo(config_class=family.stock_config, tags=model.model_tags)
+    stock_config = type(model.config)
+    classes = _classes(model)
+    undo = Undo(config_class=stock_config, tags=model.model_tags)
     for name, twin in twins.items():
         undo.modules[name] = model.get_submodule(name)
         model.set_submodule(name, twin)
-    for name, module in model.named_modules():
-        if isinstance(module, PreTrainedModel) and (type(module) in family.models or module is model):
-            undo.model_classes[name] = type(module)
-            module.config.__class__ = family.config_class
-            module.config.synthesizer = description
-            _set_class(module, family.models.get(type(module), type(module)))
+    for name, cls in classes.items():
+        module = cast(PreTrainedModel, model.get_submodule(name))
+        undo.model_classes[name] = type(module)
+        module.config.__class__ = cast(type[PreTrainedConfig], cls.config_class)
+        module.config.synthesizer = description
+        _set_class(module, cls)
     model.model_tags = list(dict.fromkeys([*(undo.tags or ()), *TAGS]))
     return undo
+
+
+def _classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
+    """The synthesized class of the model, and of the models in it that have its config, by name."""
+    return {
+        name: model_class(type(module))
+        for name, module in model.named_modules()
+        if isinstance(module, PreTrainedModel)
+        and type(module.config) is type(model.config)
+        and is_stock_model(type(module))
+    }
 
 
 def _name_on_the_hub(config: PreTrainedConfig) -> str | None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..faces.mixin import SynthesizerMixin
+from ..faces.wiring import projection_of
 from ..synthesizers import DenseSynthesizer, SalienceSynthesizer
 from .average import keeps_dot_product, parts_of
 from .observe import Call, LayerPair
@@ -40,7 +41,8 @@ class MeanStates:
     @property
     def projections(self) -> tuple[nn.Linear, nn.Linear]:
         """The stock layer's query and key projections."""
-        query, key = (self.pair.teacher.get_submodule(name) for name in self.pair.student.projections)
+        wiring = self.pair.student.wiring
+        query, key = (projection_of(self.pair.teacher, wiring, name) for name in ("query", "key"))
         return cast(nn.Linear, query), cast(nn.Linear, key)
 
     @torch.no_grad()
@@ -70,7 +72,7 @@ class MeanStates:
         heads = self.pair.student.synthesizer.num_heads
         mean, _ = self.query_mean_and_deviation()
         weight = self.projections[1].weight.double().cpu()
-        return self.pair.student.scaling * torch.einsum(
+        return self.pair.student.logit_scaling * torch.einsum(
             "hc,hcd->hd", mean.view(heads, -1), weight.view(heads, -1, weight.shape[-1])
         )
 
@@ -80,7 +82,7 @@ class MeanStates:
         keys = nn.functional.linear(
             self.positions(), key.weight.double().cpu(), None if key.bias is None else key.bias.double().cpu()
         )
-        return self.pair.student.scaling * keys.view(len(keys), self.pair.student.synthesizer.num_heads, -1).transpose(
+        return self.pair.student.logit_scaling * keys.view(len(keys), self.pair.student.synthesizer.num_heads, -1).transpose(
             0, 1
         )
 

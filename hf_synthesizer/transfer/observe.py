@@ -16,7 +16,7 @@ from ..errors import InvalidConfigError, NotPatchedError, UnsupportedModelError
 from ..faces import family_of
 from ..faces.mixin import SynthesizerMixin
 from ..masks import AttentionMask
-from ..patching.plan import find_slots
+from ..patching.slots import find_slots
 
 Batch = dict[str, Any]
 
@@ -42,14 +42,14 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
         raise UnsupportedModelError(
             "The model is its own teacher. Keep a stock copy: teacher = copy.deepcopy(model) before patch_model(model, …)."
         )
-    family = family_of(model)
-    if family_of(teacher) is not family:
+    ours_is, theirs_is = family_of(model).name, family_of(teacher).name
+    if ours_is != theirs_is:
         raise UnsupportedModelError(
-            f"A {family.name} model cannot learn from a {family_of(teacher).name} model layer by layer: take the stock "
+            f"A {ours_is} model cannot learn from a {theirs_is} model layer by layer: take the stock "
             f"model that was patched as teacher."
         )
-    slots, _ = find_slots(family, model)
-    teachers = {slot.label: slot.module for slot in find_slots(family, teacher)[0]}
+    slots, _ = find_slots(model)
+    teachers = {slot.label: slot.module for slot in find_slots(teacher)[0]}
     pairs = []
     for slot in slots:
         if not isinstance(slot.module, SynthesizerMixin):

@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 
 from ..config import SynthesizerConfig
 from ..errors import AlreadyPatchedError, InvalidConfigError
-from ..faces import family_of
 from ..faces.mixin import SynthesizerMixin
-from ..patching.plan import find_slots
+from ..patching.slots import find_slots
 from ..patching.swap import patch_model
 from .distill import relative_error, stacks_of
 from .observe import Batch, LayerPair, observing, on_device, pair_layers
@@ -84,7 +83,7 @@ def suggest_layers(
     """
     if any(isinstance(module, SynthesizerMixin) for module in teacher.modules()):
         raise AlreadyPatchedError("suggest_layers measures swaps in a stock model; this one is patched already.")
-    slots, _ = find_slots(family_of(teacher), teacher)
+    slots, _ = find_slots(teacher)
     count = _layers_in(budget, len(slots))
     student = patch_model(copy.deepcopy(teacher), variant, **options)
     transfer_attention(student, teacher, dataloader, steps=(steps, 0), autocast=autocast, progress=progress)

@@ -1,0 +1,284 @@
+"""The guest: synthesized logits inside a layer's own stock forward, through Transformers' attention interface.
+
+The stock forward projects, normalises and rotates queries and keys, keeps its cache, and hands all of it to the attention
+function that its config names. A guest's config names ours, so that the dot products are the stock code's own and equal to
+it by construction; the price is that queries and keys are computed whether or not a variant looks at them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from ..config import SynthesizerConfig
+from ..errors import UnsupportedModelError
+from ..logits import Explicit, Logits, LowRank
+from ..positions import Positions
+from ..synthesizers import MixtureSynthesizer, Synthesizer
+from .guest_cache import KeySideCache, past_length
+from .mixin import SynthesizerMixin
+from .wiring import any_wiring, find_wiring, in_features, query_heads
+
+NAME = "hf_synthesizer"
+"""What our attention function is called in Transformers' interface."""
+CROSS_ATTENTION = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+
+
+class StockDotProduct(Synthesizer):
+    """`S[h, i, j] = q_i[h] · k_j[h] · scaling`, with the queries and keys that the stock forward hands over."""
+
+    formula = "the stock layer's own"
+    parameter_formula = "2·d²"
+    is_stock = True
+    given: Logits | None = None
+
+    def start_at_zero(self) -> None:
+        """Stays as it is: it is the part that the others are added to."""
+
+    def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
+        if self.given is None:
+            raise UnsupportedModelError("The stock layer hands its dot products over in its own forward pass only.")
+        return self.given
+
+
+class ConfigOfGuest:
+    """A layer's config, under which the layer asks for our attention function; everything else is the config's own."""
+
+    def __init__(self, config: Any):
+        self.__dict__["config"] = config
+
+    @property
+    def _attn_implementation(self) -> str:
+        return NAME
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "config":  # while it is copied or unpickled, there is no config yet
+            raise AttributeError(name)
+        return getattr(self.__dict__["config"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["config"], name, value)
+
+
+@dataclass
+class Call:
+    """One forward pass of a guest: what goes in, and what the logits need to know of the keys' tokens."""
+
+    hidden_states: torch.Tensor
+    start: int | torch.Tensor
+    position_ids: torch.Tensor | None
+    key_states: torch.Tensor | None
+    answered: bool = False
+
+
+class GuestFace(SynthesizerMixin):
+    """A stock attention class whose forward runs as it is, with our attention function in place of its own."""
+
+    counts_from_padding = True
+    stock_parameters: ClassVar[list[str]]
+    """What the stock forward calls its parameters."""
+
+    @property
+    def backend(self) -> str:
+        return self.__dict__["config"]._attn_implementation
+
+    @property
+    def guard_name(self) -> str:
+        # Not the query projection: that is what people adapt with LoRA, and here it is still at its place.
+        return self.wiring.fused or self.wiring.key
+
+    def replace_projections(self, config: SynthesizerConfig) -> None:
+        """Add the synthesizer. Nothing goes; one projection moves to `stock`, so that a guard may have its name."""
+        self.wiring = find_wiring(self) or any_wiring(self)
+        moved = cast(nn.Module, self._modules[self.guard_name])
+        hidden_size = in_features(cast(nn.Module, self._modules[self.wiring.fused or self.wiring.query]))
+        heads = query_heads(self)
+        self.__dict__["_dimensions"] = (hidden_size, heads, max(1, hidden_size // heads))
+        kept = [cast(nn.Module, self._modules[name]) for name in self.wiring.replaced]
+        lost = sum(parameter.numel() for module in kept for parameter in module.parameters())
+        self.__dict__["_stock_logit_parameters"] = lost
+        self.synthesizer = self.build(config, cast(torch.Tensor, moved.weight))
+        name = self.guard_name
+        setattr(
+            type(self), name, moved_projection(name)
+        )  # the class is made for one stock class, whose names are the same
+        self._modules["stock"] = nn.ModuleDict({name: moved})
+        del self._modules[name]
+        self.stand_guard(config)
+
+    def take_projections(self, synthesizer: Synthesizer) -> None:
+        """A part `dot_product` gets its logits from the stock forward; a shared projection starts afresh."""
+        given = StockDotProduct(
+            synthesizer.hidden_size, synthesizer.num_heads, synthesizer.max_length, synthesizer.config
+        )
+        if isinstance(synthesizer, MixtureSynthesizer) and "dot_product" in synthesizer.parts:
+            synthesizer.parts["dot_product"] = given
+
+    def call_stock(self, *args: Any, **kwargs: Any) -> Any:
+        """The stock forward; its attention function is `attend_as_guest`.
+
+        Raises:
+            UnsupportedModelError: for cross-attention, and where the stock forward does not hand over exactly one sequence
+                of queries for the hidden states it was given.
+        """
+        given = {**dict(zip(self.stock_parameters, args, strict=False)), **kwargs}
+        if any(given.get(name) is not None for name in CROSS_ATTENTION):
+            raise UnsupportedModelError(
+                f"A synthesizer replaces self-attention only, but {self.stock_class.__name__} was given other states to "
+                f"attend to. Leave the cross-attention layer as it is (layers=…)."
+            )
+        hidden_states = given[self.stock_parameters[0]]
+        cache_name = next((name for name in CACHES if given.get(name) is not None), None)
+        key_states, start = self.synthesizer.project_keys(hidden_states), 0
+        call = Call(hidden_states, start, given.get("position_ids"), key_states)
+        if cache_name is not None:
+            cache = given[cache_name]
+            call.start = past_length(cache, self.layer_idx)
+            if key_states is not None:
+                wide = KeySideCache(cache, self, call)
+                args = tuple(wide if value is cache else value for value in args)
+                kwargs = {name: wide if value is cache else value for name, value in kwargs.items()}
+        outer = self.__dict__.get("_call")
+        self.__dict__["_call"] = call
+        try:
+            output = self.stock_class.forward(self, *args, **kwargs)
+        finally:
+            self.__dict__["_call"] = outer
+        if not call.answered:
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} attended without Transformers' attention interface, so that nothing could be "
+                f"synthesized. Patch other layers (layers=…), or register a face for this class."
+            )
+        return output
+
+    def attend_as_guest(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        scaling: float | None,
+        dropout: float,
+        softcap: float | None = None,
+        position_bias: torch.Tensor | None = None,
+        is_causal: bool | None = None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What our attention function does: the output (B, Lq, H, d_v), and weights under eager.
+
+        Args:
+            query: (B, H, Lq, d_h).
+            key: (B, G, Lk, d_h) for G ≤ H groups of heads.
+            value: (B, G, Lk, d_v).
+            mask: (B, 1 or H, Lq, Lk), bool or additive, or None.
+            scaling: the factor of the dot products.
+            dropout: 0 outside training.
+            softcap: c of `c · tanh(logits / c)`, which caps the dot products.
+            position_bias: added to the logits.
+            is_causal: whether a query sees the past alone where there is no mask.
+            **arguments: what else the stock forward passes on.
+        """
+        call: Call = self.__dict__["_call"]
+        hidden_states = call.hidden_states
+        self.require_backend(mask)
+        self.require_whole(call, query)
+        call.answered = True
+        heads, length = query.shape[1], query.shape[2]
+        groups = heads // value.shape[1]
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        part = self.stock_part
+        if part is not None:
+            part.given = dot_product(query, key, scaling, softcap)
+        try:
+            positions = self.positions(call.position_ids, mask, length, value.shape[-2], call.start)
+            output, weights = self.synthesize(
+                hidden_states, value, mask, positions, call.key_states, position_bias, is_causal, dropout
+            )
+        finally:
+            if part is not None:
+                part.given = None
+        return output.unflatten(-1, (heads, -1)), weights
+
+    @property
+    def stock_part(self) -> StockDotProduct | None:
+        """The part of the synthesizer that the stock forward makes, if there is one."""
+        if not isinstance(self.synthesizer, MixtureSynthesizer):
+            return None
+        return cast("StockDotProduct | None", dict(self.synthesizer.components()).get("dot_product"))
+
+    def require_whole(self, call: Call, query: torch.Tensor) -> None:
+        """Raise `UnsupportedModelError` unless these are the queries of the hidden states, all of them, and once."""
+        states, width = call.hidden_states, self.dimensions[0]
+        fits = states.dim() == 3 and states.shape[:2] == (query.shape[0], query.shape[2]) and states.shape[-1] == width
+        if not fits or query.shape[1] != self.dimensions[1] or call.answered:
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} attends in pieces: for hidden states of shape {tuple(states.shape)} it hands "
+                f"over queries of shape {tuple(query.shape)}. Positions in such a sequence are not known here. Patch other "
+                f"layers (layers=…), or register a face for this class."
+            )
+
+
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""What stock forwards call their cache."""
+
+
+def dot_product(query: torch.Tensor, key: torch.Tensor, scaling: float | None, softcap: float | None) -> Logits:
+    """`query · keyᵀ · scaling`, capped if need be."""
+    scaled = LowRank(query * (query.shape[-1] ** -0.5 if scaling is None else scaling), key)
+    return scaled if softcap is None else Explicit(softcap * torch.tanh(scaled.materialize() / softcap))
+
+
+def attention(
+    module: GuestFace,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Our function in Transformers' attention interface.
+
+    Where `dot_product` stands alone, it is the function of the model's own backend.
+    """
+    if module.synthesizer.config.variant == "dot_product":
+        cast(Call, module.__dict__["_call"]).answered = True
+        eager = inspect.unwrap(module.stock_class.forward).__globals__.get("eager_attention_forward")
+        stock = AttentionInterface().get_interface(module.backend, eager)
+        return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+    return module.attend_as_guest(query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+AttentionInterface.register(NAME, attention)
+
+
+def config_property() -> property:
+    """`config` of a guest: under it the stock forward asks for our attention function."""
+
+    def read(self: GuestFace) -> Any:
+        config = self.__dict__["config"]
+        return config if self.__dict__.get("_call") is None else ConfigOfGuest(config)
+
+    def write(self: GuestFace, config: Any) -> None:
+        self.__dict__["config"] = config
+
+    return property(read, write)
+
+
+def moved_projection(name: str) -> property:
+    """A projection that has moved to `stock`, where the stock forward looks for it."""
+
+    def read(self: GuestFace) -> nn.Module:
+        stock = self._modules.get("stock")
+        module = self._modules[name] if stock is None else cast(nn.ModuleDict, stock)[name]
+        return cast(nn.Module, module)
+
+    return property(read)

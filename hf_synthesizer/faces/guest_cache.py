@@ -1,0 +1,54 @@
+"""The cache of a guest: the stock keys, and beside them what the logits need to know of each key's token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .guest import Call, GuestFace
+
+
+class KeySideCache:
+    """Stands in for a cache during one forward pass of a guest, and widens its keys by the key-side states.
+
+    The stock forward updates it and gets its own keys back; the key-side states of all tokens, cached ones included, go to
+    the call. To the stock forward it is what it stands in for: `isinstance` says so, and all else is the cache's own.
+    """
+
+    def __init__(self, cache: Any, layer: GuestFace, call: Call):
+        self.__dict__.update(cache=cache, layer=layer, call=call)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.__dict__["cache"])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["cache"], name)
+
+    @property
+    def self_attention_cache(self) -> KeySideCache:
+        """Of a cache for two kinds of attention, the one for this kind."""
+        return KeySideCache(self.cache.self_attention_cache, self.layer, self.call)
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the cache's own, with keys (B, G, L, d_h + w) for G groups of heads."""
+        states, width = self.call.key_states, key.shape[-1]
+        batch, heads, length, own = states.shape
+        groups = key.shape[1]
+        grouped = states.view(batch, groups, heads // groups, length, own).transpose(2, 3).flatten(3)
+        key, value = self.cache.update(torch.cat([key, grouped.to(key.dtype)], dim=-1), value, *args, **kwargs)
+        key, grouped = key[..., :width], key[..., width:]
+        states = grouped.unflatten(-1, (heads // groups, own)).transpose(2, 3).flatten(1, 2)
+        self.call.key_states = states  # (B, H, Lk, w)
+        return key, value
+
+
+def past_length(cache: Any, layer_idx: int) -> int | torch.Tensor:
+    """How many tokens a layer's cache holds before it is updated."""
+    own = getattr(cache, "self_attention_cache", cache)
+    length = own.get_seq_length(layer_idx)
+    return length.clone() if isinstance(length, torch.Tensor) else length  # a static cache counts on in place

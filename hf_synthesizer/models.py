@@ -1,0 +1,189 @@
+"""The synthesized classes of every model type, made when they are first asked for: `SynthesizerLlamaForCausalLM`,
+`SynthesizerLlamaConfig`, `SynthesizerLlamaAttention`.
+
+Each stands in this module under its name, so that it can be imported and pickled, and found by a checkpoint's `auto_map`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from functools import cache
+from types import ModuleType
+from typing import Any, cast
+
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+
+from .errors import UnsupportedModelError
+from .faces.attention import synthesizer_class
+
+PREFIX = "Synthesizer"
+MODEL_TYPE_PREFIX = "synthesizer_"
+
+
+def __getattr__(name: str) -> type:
+    if not name.startswith(PREFIX):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return _make(name.removeprefix(PREFIX))
+    except (ImportError, LookupError) as error:
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}: the installed transformers has no class "
+            f"{name.removeprefix(PREFIX)!r} that could be synthesized ({error})"
+        ) from error
+
+
+def _make(stock_name: str) -> type:
+    """The synthesized class of the stock class of that name."""
+    own = _OUTSIDE.get(stock_name)
+    found = own if own is not None else _in_transformers(stock_name)
+    if isinstance(found, type) and issubclass(found, PreTrainedConfig):
+        return config_class(found)
+    if isinstance(found, type) and issubclass(found, PreTrainedModel):
+        return model_class(found)
+    guest = stock_name.endswith("AsGuest")
+    return synthesizer_class(_stock_attention(stock_name.removesuffix("AsGuest")), guest=guest)
+
+
+_OUTSIDE: dict[str, type] = {}
+"""Stock classes that are not Transformers' own, by name."""
+
+
+def adopt(*classes: type) -> None:
+    """Let classes from outside Transformers be found by their names."""
+    _OUTSIDE.update({cls.__name__: cls for cls in classes})
+
+
+def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
+
+    def make() -> type[PreTrainedConfig]:
+        return type(
+            f"{PREFIX}{stock.__name__}",
+            (stock,),
+            {
+                "__module__": __name__,
+                "__doc__": f"`{stock.__name__}`, and which layers are synthesized and how.",
+                "__annotations__": {"synthesizer": "dict | None"},
+                "synthesizer": None,
+                "model_type": MODEL_TYPE_PREFIX + stock.model_type,
+            },
+        )
+
+    made = _kept(stock, make)
+    if made not in _REGISTERED:
+        from .checkpoints.auto import register_auto_classes
+
+        _REGISTERED.add(made)
+        register_auto_classes(stock, made)
+    return made
+
+
+_REGISTERED: set[type[PreTrainedConfig]] = set()
+
+
+def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """`SynthesizerXxx` of a model class, which builds the patched layers that its config describes."""
+
+    def make() -> type[PreTrainedModel]:
+        from .checkpoints.model_mixin import SynthesizerModelMixin
+
+        members = {
+            "__module__": __name__,
+            "__doc__": f"`{stock.__name__}` with synthesized self-attention.",
+            "config_class": config_class(cast(type[PreTrainedConfig], stock.config_class)),
+        }
+        return type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
+
+    return _kept(stock, make)
+
+
+def is_stock_model(cls: type) -> bool:
+    """Whether a class is one that a patched checkpoint can be loaded into again: Transformers' own, or registered."""
+    if not issubclass(cls, PreTrainedModel) or cls.config_class is None:
+        return False
+    if _OUTSIDE.get(cls.__name__) is cls:
+        return True
+    return cls.__module__.startswith("transformers.") and getattr(transformers, cls.__name__, None) is cls
+
+
+def name_of_attention(stock: type[nn.Module]) -> str:
+    """What the synthesized class of an attention class is called: its model's name is in it, if need be in front."""
+    if _OUTSIDE.get(stock.__name__) is stock:
+        return PREFIX + stock.__name__
+    for prefix in _prefixes(stock.__name__):
+        if getattr(_modeling(prefix), stock.__name__, None) is stock:
+            return PREFIX + stock.__name__
+    folder = stock.__module__.rpartition(".")[0].rpartition(".")[2]
+    own = [prefix for prefix, model_type in _model_types().items() if model_type_to_module_name(model_type) == folder]
+    return PREFIX + min(own, key=len, default="") + stock.__name__
+
+
+def _stock_attention(name: str) -> type[nn.Module]:
+    """The inverse of `name_of_attention`."""
+    if name in _OUTSIDE:
+        return _OUTSIDE[name]
+    for prefix in _prefixes(name):
+        modeling = _modeling(prefix)
+        found = getattr(modeling, name, None) or getattr(modeling, name.removeprefix(prefix), None)
+        if isinstance(found, type):
+            return found
+    raise LookupError(f"no modeling file of transformers defines {name!r}")
+
+
+def _in_transformers(name: str) -> Any:
+    """A class that Transformers exports, or a config of a model type."""
+    if name.endswith("Config"):
+        for model_type, config_name in CONFIG_MAPPING_NAMES.items():
+            if config_name == name:
+                module = importlib.import_module(f"transformers.models.{model_type_to_module_name(model_type)}")
+                return getattr(module, name, None) or getattr(transformers, name)
+    return getattr(transformers, name, None)
+
+
+def _prefixes(name: str) -> list[str]:
+    """The names of models that a class's name starts with, the longest first."""
+    return sorted((prefix for prefix in _model_types() if name.startswith(prefix)), key=len, reverse=True)
+
+
+@cache
+def _model_types() -> dict[str, str]:
+    """From a model's name in class names ("Llama") to its model type."""
+    return {re.sub("Config$", "", config): model_type for model_type, config in CONFIG_MAPPING_NAMES.items()}
+
+
+def _modeling(prefix: str) -> ModuleType | None:
+    folder = model_type_to_module_name(_model_types()[prefix])
+    try:
+        return importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    except ImportError:
+        return None
+
+
+def _kept(stock: type, make: Any) -> Any:
+    """What was made of a stock class before, or is made now; under its name in this module."""
+    made = _MADE.get(stock)
+    if made is None:
+        made = _MADE[stock] = make()
+        setattr(sys.modules[__name__], made.__name__, made)
+    return made
+
+
+_MADE: dict[type, type] = {}
+
+
+def stock_of(patched: type) -> type:
+    """The stock class that a synthesized class, or a subclass that a wrapper made of it, came from.
+
+    Raises:
+        UnsupportedModelError: for any other class.
+    """
+    for cls in patched.__mro__:
+        for stock, made in _MADE.items():
+            if made is cls:
+                return stock
+    raise UnsupportedModelError(f"{patched.__name__} is no synthesized class.")

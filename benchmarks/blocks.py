@@ -27,8 +27,7 @@ from transformers.models.fnet.modeling_fnet import FNetBasicFourierTransform
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
 import hf_synthesizer
-from hf_synthesizer import SynthesizerConfig
-from hf_synthesizer.faces.bert import SynthesizerBertSelfAttention
+from hf_synthesizer import SynthesizerBertSelfAttention, SynthesizerConfig
 from hf_synthesizer.gemm import linear, product
 
 WIDTH, HEADS = 768, 12

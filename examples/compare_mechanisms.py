@@ -26,8 +26,13 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedModel
 
-from hf_synthesizer import SynthesizerConfig, count_flops, count_parameters, list_variants
-from hf_synthesizer.faces.bert import SynthesizerBertSelfAttention
+from hf_synthesizer import (
+    SynthesizerBertSelfAttention,
+    SynthesizerConfig,
+    count_flops,
+    count_parameters,
+    list_variants,
+)
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402

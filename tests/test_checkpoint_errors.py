@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from hf_synthesizer import CheckpointMismatchError, patch_model
-from hf_synthesizer.faces.bert import SynthesizerBertModel
+from hf_synthesizer.models import SynthesizerBertModel
 from tests.models import build
 
 LAYER = "encoder.layer.0.attention.self"
@@ -269,7 +269,7 @@ for settings in ({{}}, dict(trust_remote_code=False), dict(trust_remote_code=Tru
 @pytest.mark.parametrize(
     ("hide", "trusted"),
     [
-        (False, r"hf_synthesizer\.families\.bert SynthesizerBertModel"),
+        (False, r"hf_synthesizer\.models SynthesizerBertModel"),
         (True, "ImportError .*not installed. Run `pip install hf_synthesizer`"),
     ],
     ids=["the plugin is there", "the plugin is not there"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, DistilBertConfig, DistilBertModel
+from transformers import BertConfig, ResNetConfig, ResNetModel
 from transformers.models.bert.modeling_bert import BertModel, BertPreTrainedModel
 
 from hf_synthesizer import (
@@ -92,8 +92,10 @@ def test_a_hybrid_with_layers() -> None:
 
 
 def test_unsupported_models() -> None:
-    tiny = DistilBertModel(DistilBertConfig(vocab_size=9, dim=8, n_layers=1, n_heads=2, hidden_dim=8))
-    with pytest.raises(UnsupportedModelError, match="model type 'distilbert'. Supported model types: bert, t5"):
+    tiny = ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))
+    with pytest.raises(
+        UnsupportedModelError, match="ResNetModel has no self-attention .* register its attention class"
+    ):
         patch_model(tiny, "random")
     with pytest.raises(UnsupportedModelError, match=r"not on Linear"):
         patch_model(nn.Linear(2, 2), "random")
@@ -102,7 +104,7 @@ def test_unsupported_models() -> None:
 
 
 def test_one_stack_of_a_model_is_not_patched_alone() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"one stack of a larger model.*layers=\{'encoder': True\}"):
+    with pytest.raises(UnsupportedModelError, match=r"part of a larger model.*layers=\{'encoder': True\}"):
         patch_model(build("T5Model").encoder, "random")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_synthesizer import list_families, list_variants
+from hf_synthesizer import list_variants
 from hf_synthesizer.synthesizers import MixtureSynthesizer
 from hf_synthesizer.synthesizers.registry import get_variant
 from tests.glue_rows import write_tasks
@@ -32,10 +32,6 @@ def test_the_table_of_variants_is_the_registry() -> None:
         formula = cls.formula + (", not trained" if name == "fixed_random" else "")
         assert row == f"{formula} | {cls.parameter_formula}"
     assert f"| {MixtureSynthesizer.formula} | {MixtureSynthesizer.parameter_formula} |" in README
-
-
-def test_every_family_is_named() -> None:
-    assert all(family.upper() in README for family in list_families())
 
 
 def test_every_linked_file_exists() -> None:

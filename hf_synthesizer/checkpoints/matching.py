@@ -43,7 +43,7 @@ def guards(model: nn.Module, state_dict: dict[str, Any], prefix: str = "") -> di
     found = {}
     for name, layer in synthesized_layers(model):
         layer_prefix = f"{prefix}{name}." if name else prefix
-        value = state_dict.get(f"{layer_prefix}{layer.value_projection}.weight")
+        value = state_dict.get(f"{layer_prefix}{layer.wiring.value}.weight")
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
             found[layer_prefix + layer.guard] = torch.zeros(1, dtype=value.dtype)
     return found

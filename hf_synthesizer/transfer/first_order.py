@@ -82,9 +82,9 @@ class MeanStates:
         keys = nn.functional.linear(
             self.positions(), key.weight.double().cpu(), None if key.bias is None else key.bias.double().cpu()
         )
-        return self.pair.student.logit_scaling * keys.view(len(keys), self.pair.student.synthesizer.num_heads, -1).transpose(
-            0, 1
-        )
+        return self.pair.student.logit_scaling * keys.view(
+            len(keys), self.pair.student.synthesizer.num_heads, -1
+        ).transpose(0, 1)
 
 
 def salience_of(layer: SynthesizerMixin) -> SalienceSynthesizer | None:

@@ -52,11 +52,11 @@ def linear(module: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     """
     if (
         type(module) is not nn.Linear
+        or traced()  # before sizes are compared, of which an exported program would keep a bound
         or not _worth_it(tensor, module.out_features)
         or type(tensor) not in (torch.Tensor, nn.Parameter)
         or not _is_plain(module)
         or torch.is_autocast_enabled("cpu")
-        or traced()
     ):
         return module(tensor)
     return Projection.apply(tensor, module.weight, module.bias)

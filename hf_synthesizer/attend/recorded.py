@@ -35,7 +35,7 @@ def gradients(
 
 def tiled(problem: Problem) -> torch.Tensor:
     """What the tiled route computes, dropout included: (B, Lq, H, d_v)."""
-    value, query, key, key_bias = problem.tensors[:4]
+    value, (query, key, key_bias) = problem.value, problem.tensors[1:4]
     factors = problem.tensors[4 : problem.first_explicit]
     terms = Terms(
         static=static_terms(problem.tensors[problem.first_static :]),
@@ -51,10 +51,10 @@ def tiled(problem: Problem) -> torch.Tensor:
     if query is not None and key is not None:
         product = query @ key.transpose(-1, -2)  # (B, H, Lq, Lk)
         logits = product if logits is None else logits + product
-    shape = (*value.shape[:2], problem.query_length, problem.key_length)  # type: ignore[union-attr]
+    shape = (*value.shape[:2], problem.query_length, problem.key_length)
     logits = logits.expand(shape)  # type: ignore[union-attr]
     mask = AttentionMask(problem.keep, None, problem.causal_offset)
-    output, weights = reference.attend(Explicit(logits), value, mask)  # type: ignore[arg-type]
+    output, weights = reference.attend(Explicit(logits), value, mask)
     if problem.dropout:
         output = (weights * _dropout_mask(problem, weights)) @ value
     return output.transpose(1, 2)

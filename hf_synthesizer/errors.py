@@ -38,6 +38,10 @@ class FusedModelError(SynthesizerError, RuntimeError):
     """Something that a model fused for inference, or a model that is to be fused, cannot do."""
 
 
+class FusedParameterError(FusedModelError, AttributeError):
+    """A parameter that is out of reach while its layer is fused."""
+
+
 class SequenceTooLongError(SynthesizerError, ValueError):
     """A sequence longer than the `max_length` the synthesizer was built for."""
 

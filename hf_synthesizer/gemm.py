@@ -52,11 +52,11 @@ def linear(module: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     """
     if (
         type(module) is not nn.Linear
+        or traced()  # before sizes are compared, of which an exported program would keep a bound
         or not _worth_it(tensor, module.out_features)
         or type(tensor) not in (torch.Tensor, nn.Parameter)
         or not _is_plain(module)
         or torch.is_autocast_enabled("cpu")
-        or traced()
     ):
         return module(tensor)
     return Projection.apply(tensor, module.weight, module.bias)
@@ -73,13 +73,14 @@ class Projection(torch.autograd.Function):
         return made.view(*tensor.shape[:-1], -1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tensor, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.shape[-1])
         needs_tensor, needs_weight, needs_bias = ctx.needs_input_grad
+        # With a graph of the gradient (`create_graph=True`) this has to have a derivative itself.
+        multiply = torch.matmul if torch.is_grad_enabled() else product
         return (
-            product(rows, weight).view_as(tensor) if needs_tensor else None,
+            multiply(rows, weight).view_as(tensor) if needs_tensor else None,
             rows.t() @ tensor.reshape(-1, tensor.shape[-1]) if needs_weight else None,
             rows.sum(0) if needs_bias else None,
         )

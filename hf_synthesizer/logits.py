@@ -64,7 +64,10 @@ class StaticWeights(Logits):
 
     def materialize(self) -> torch.Tensor:
         weights = self.weights if isinstance(self.weights, torch.Tensor) else self.weights[0] @ self.weights[1]
-        return weights.clamp(min=0).log().unsqueeze(0)  # (1, H, Lq, Lk)
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        # A product of factors may miss what is small, and a row of −∞ would have no softmax.
+        least = 0.0 if self.causal else torch.finfo(weights.dtype).tiny
+        return weights.clamp(min=least).log().unsqueeze(0)  # (1, H, Lq, Lk)
 
 
 class Explicit(Logits):

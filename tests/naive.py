@@ -49,6 +49,8 @@ def mixing_weight(variant: str, part: str, state: dict[str, np.ndarray], h: int,
     weights = state["mixing_weights"][h]
     if mixing == "softmax":
         weights = np.exp(weights) / np.exp(weights).sum()
+    else:
+        weights = weights + state["mixing_change"][h]
     return weights[competitors.index(part)]
 
 

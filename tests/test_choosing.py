@@ -322,6 +322,21 @@ def test_hybrids_with_synthesizers() -> None:
     assert torch.equal(first_output(unpatch_model(model)(**inputs)), stock)
 
 
+@pytest.mark.parametrize("length", [1, 5, 16])
+@pytest.mark.parametrize("causal", [False, True], ids=["encoder", "decoder"])
+@pytest.mark.parametrize("variant", ["sparse_strided", "sparse_fixed"])
+def test_a_stride_longer_than_the_row_costs_no_more_than_the_row(variant: str, causal: bool, length: int) -> None:
+    layers = [SynthesizerAttention(8, 2, variant, max_length=16, stride=stride).eval() for stride in (10**30, 17)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    layers.append(SynthesizerAttention(8, 2, variant, max_length=2**20, stride=2**19).eval())
+    layers[2].load_state_dict(layers[0].state_dict())
+    x = torch.randn(2, length, 8)
+    with torch.no_grad():
+        expected, _ = layers[1](x, is_causal=causal)  # every pair, masked
+        for layer in layers:
+            torch.testing.assert_close(layer(x, is_causal=causal, need_weights=False)[0], expected)
+
+
 # ---- what is refused ----------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from transformers import BertConfig, BertModel, T5Config, T5EncoderModel
 
 from hf_synthesizer import SynthesizerConfig, UnsupportedModelError, patch_model
 from tests.models import MAX_LENGTH, RELATIVES, VARIANTS, batch, build, first_output, mask
@@ -67,6 +68,29 @@ def test_an_exported_program_can_be_saved_and_refuses_longer_sequences(tmp_path:
     torch.testing.assert_close(logits(loaded, given), logits(model, given), rtol=1e-4, atol=1e-5)
     with pytest.raises(Exception, match="24"):
         logits(loaded, inputs(2, MAX_LENGTH + 1))
+
+
+@pytest.mark.parametrize("variant", ["random", "dense+salience", "random+dot_product", "sparse_strided"])
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_torch_export_of_a_layer_of_real_width_with_the_length_alone_dynamic(family: str, variant: str) -> None:
+    """Nothing that compares sizes, to choose the faster way, may become a bound of the length."""
+    if family == "bert":
+        model: Any = BertModel(BertConfig(num_hidden_layers=1, vocab_size=64), add_pooling_layer=False)
+    else:
+        model = T5EncoderModel(T5Config(num_layers=1, vocab_size=64))
+    longest = 512
+    patch_model(model.eval(), variant, max_length=longest)
+    length = {1: Dim("length", min=2, max=longest)}
+    exported = torch.export.export(model, (), tokens(128), dynamic_shapes=dict.fromkeys(tokens(1), length)).module()
+    with torch.no_grad():
+        for count in (2, 7, longest):
+            given = tokens(count)
+            found, expected = (called(**given).last_hidden_state for called in (exported, model))
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def tokens(length: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(2, 64, (1, length)), "attention_mask": mask(1, length, "none")}
 
 
 def assert_traces(variant: str | SynthesizerConfig) -> None:

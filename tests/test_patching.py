@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel
 from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -18,6 +20,7 @@ from hf_synthesizer import (
     SynthesizerBertSelfAttention,
     SynthesizerConfig,
     SynthesizerT5Attention,
+    fuse_for_inference,
     patch_model,
     patch_report,
     unpatch_model,
@@ -52,6 +55,48 @@ def test_a_sum_with_dot_product_starts_as_the_stock_model(head: str, variant: st
     before = run(model, inputs)
     patch_model(model, variant, mixing="sum")
     torch.testing.assert_close(run(model, inputs), before, rtol=1e-5, atol=1e-5)
+
+
+def test_weight_decay_leaves_a_sum_with_dot_product_as_it_is() -> None:
+    """Where no gradient says otherwise: before, this decay (as by 20,000 steps of AdamW at 5e-5 and 0.1) made 0.905 of α = 1."""
+    model, inputs = build("BertModel"), batch("BertModel")
+    before = run(model, inputs)
+    patch_model(model, "random+dot_product", mixing="sum")
+    plain = torch.nn.Parameter(torch.ones(1))
+    mixing = [parameter for name, parameter in model.named_parameters() if "mixing" in name]
+    optimizer = torch.optim.AdamW([*mixing, plain], lr=1e-3, weight_decay=0.1)
+    for parameter in (*mixing, plain):
+        parameter.grad = torch.zeros_like(parameter)
+    for _ in range(1000):
+        optimizer.step()
+    assert plain.item() == pytest.approx(0.905, abs=1e-3) and len(mixing) == 2
+    torch.testing.assert_close(run(model, inputs), before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["from_pretrained", "load_state_dict", "fused"])
+def test_a_sum_that_was_saved_with_its_weights_as_they_are(tmp_path: Path, way: str) -> None:
+    """The form of checkpoints of before: α itself in `mixing_weights`, and nothing beside it."""
+    model, inputs = patch_model(build("BertModel"), "random+dot_product", mixing="sum"), batch("BertModel")
+    state = model.state_dict()
+    for name in state:
+        if name.endswith("mixing_weights"):
+            state[name].normal_()  # in place: what the model computes with
+    expected = run(model, inputs)
+    old = {name: tensor.clone() for name, tensor in state.items() if not name.endswith("mixing_change")}
+    if way == "from_pretrained":
+        model.save_pretrained(tmp_path, state_dict=old)
+        loaded = AutoModel.from_pretrained(tmp_path)
+        assert sum(name.endswith("mixing_change") for name in loaded.state_dict()) == 2
+    else:
+        loaded = patch_model(build("BertModel"), "random+dot_product", mixing="sum")
+        if way == "fused":
+            fuse_for_inference(loaded)
+        with torch.no_grad():
+            for name, parameter in loaded.named_parameters():
+                if name.endswith("mixing_change"):
+                    parameter.fill_(3.0)
+        loaded.load_state_dict(old)
+    torch.testing.assert_close(run(loaded, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -303,3 +348,11 @@ def test_unpatching_a_stock_model_is_an_error() -> None:
 def test_options_of_a_hybrid_must_be_used() -> None:
     with pytest.raises(InvalidConfigError, match="No variant of the hybrid uses rank=3"):
         patch_model(build("BertModel"), {0: "random", 1: "dense"}, rank=3)
+
+
+@pytest.mark.parametrize("spec", [{1: "random", -1: "dense"}, {0: "random", -2: "random"}], ids=str)
+def test_a_hybrid_that_names_a_layer_twice(spec: dict) -> None:
+    model = build("BertModel")
+    with pytest.raises(InvalidConfigError, match="names layer . twice.*Leave one of them out"):
+        patch_model(model, spec)
+    assert not synthesized(model)

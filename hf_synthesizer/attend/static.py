@@ -179,9 +179,14 @@ class SoftmaxProduct(torch.autograd.Function):
             return softmax_product(columns, causal_offset, static_terms(tensors))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         columns, *tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody wants a graph of this gradient
+            from .recorded import gradients
+
+            needed = (ctx.needs_input_grad[0], *ctx.needs_input_grad[2:])
+            made = gradients(lambda given: _recorded(given, ctx.causal_offset), ctx.saved_tensors, needed, gradient)
+            return made[0], None, *made[1:]
         static = static_terms(tensors)
         gradient = gradient.contiguous()
         needed = ctx.needs_input_grad[2:]
@@ -198,6 +203,13 @@ class SoftmaxProduct(torch.autograd.Function):
                 logit_grad = softmax_gradient(logit_grad, weights)
                 accumulate(grads, static, logit_grad[None], slice(head, head + 1), slice(start, stop), whole)
         return column_grad, None, *grads
+
+
+def _recorded(tensors: Sequence[torch.Tensor | None], causal_offset: int | None) -> torch.Tensor:
+    """`softmax_product` in operations that have derivatives of every order."""
+    columns = cast(torch.Tensor, tensors[0])
+    weights = whole_weights(static_terms(tensors[1:]), causal_offset, columns.shape[1])
+    return weights.to(columns.dtype) @ columns
 
 
 def softmax_gradient(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

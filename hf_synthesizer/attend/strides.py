@@ -17,14 +17,14 @@ BLOCK = 32  # queries of a window, at least: narrower ones cost more calls than 
 
 def attend_strided(choice: Pattern, rows: Rows) -> torch.Tensor:
     """`sparse_strided`: a window for the first heads, every l-th key for the others."""
-    stride = choice.stride_of(rows.value.shape[-2], rows.causal)
+    stride = _stride(choice, rows)
     near, far = _halves(rows)
     return _joined([windows(near, stride), columns(far, stride)])
 
 
 def attend_fixed(choice: Pattern, rows: Rows) -> torch.Tensor:
     """`sparse_fixed`: the own block for the first heads, the last column of every block for the others."""
-    stride = choice.stride_of(rows.value.shape[-2], rows.causal)
+    stride = _stride(choice, rows)
     near, far = _halves(rows)
     return _joined([blocks(near, stride), last_columns(far, stride)])
 
@@ -170,6 +170,12 @@ def last_columns(heads: Heads, stride: int) -> torch.Tensor:
 def _table(x: torch.Tensor, count: int, stride: int) -> torch.Tensor:
     """(b, h, n, r) as (b, h, count, l, r), with zeros behind."""
     return functional.pad(x, (0, 0, 0, count * stride - x.shape[-2])).unflatten(-2, (count, stride))
+
+
+def _stride(choice: Pattern, rows: Rows) -> int:
+    """l, or where the rows are shorter the least l that means the same for them: work is bounded by the rows."""
+    length = rows.value.shape[-2]
+    return min(choice.stride_of(length, rows.causal), length + 1)
 
 
 def _halves(rows: Rows) -> tuple[Heads, Heads]:

@@ -14,7 +14,9 @@ import torch
 from ..gemm import product
 from ..masks import AttentionMask
 from ..tracing import traced
+from . import recorded
 from .blocks import Block, Problem
+from .recorded import gradients
 from .static import softmax_gradient
 from .terms import Terms
 
@@ -79,8 +81,10 @@ class TiledAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # somebody wants a graph of this gradient
+            tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+            return None, *gradients(lambda given: recorded.tiled(ctx.problem.bind(given)), tensors, needed, gradient)
         problem = ctx.problem.bind(ctx.saved_tensors)
         grads = problem.empty_gradients(ctx.needs_input_grad[1:])
         generator = problem.generator()

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
 from ..errors import CheckpointMismatchError, UnsupportedModelError
-from ..faces.mixin import SynthesizerMixin
+from ..faces.mixin import SINCE_THEN, SynthesizerMixin
 
 ALIGNMENT = 64
 """Bytes: where torch's own allocations start. Some kernels round differently on memory that starts elsewhere."""
@@ -63,12 +63,16 @@ def require_plain_tensors(model: PreTrainedModel, state_dict: dict[str, Any]) ->
 
 
 def expect_guards(model: PreTrainedModel) -> None:
-    """Let `from_pretrained` pass over the guards of the model's own layers."""
+    """Let `from_pretrained` pass over the guards of the model's own layers, and over what old checkpoints do without."""
     known = set(model._keys_to_ignore_on_load_unexpected or ())
     base = f"{model.base_model_prefix}."
     for name, layer in synthesized_layers(model):
         known.add(re.escape(f"{name.removeprefix(base)}.{layer.guard}") + "$")
     model._keys_to_ignore_on_load_unexpected = known
+    model._keys_to_ignore_on_load_missing = {
+        *(model._keys_to_ignore_on_load_missing or ()),
+        re.escape(SINCE_THEN) + "$",
+    }
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..faces.mixin import SynthesizerMixin
+from ..synthesizers.mixture import MixtureSynthesizer
 
 
 class SynthesizerModelMixin:
@@ -29,6 +30,8 @@ class SynthesizerModelMixin:
 
     def _init_weights(self, module: nn.Module) -> None:
         # The stock initialisation of an attention module expects its query and key; ours are initialised when built.
+        if isinstance(module, MixtureSynthesizer) and hasattr(module, "mixing_change"):
+            nn.init.zeros_(module.mixing_change)  # all that an old checkpoint may do without
         if not isinstance(module, SynthesizerMixin):
             super()._init_weights(module)  # type: ignore[misc]
 

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..inference.fused import FusedSynthesizer
+
 
 def count_parameters(module: nn.Module, *, trainable_only: bool = True, biases: bool = True) -> int:
     """The number of weights in a module; a weight shared by two modules counts once.
@@ -17,10 +19,13 @@ def count_parameters(module: nn.Module, *, trainable_only: bool = True, biases: 
         trainable_only: leave out frozen parameters (buffers, such as `fixed_random`'s table, are never counted).
         biases: count parameters called `bias`, or ending in `_bias`, too. The paper's counts leave them out.
     """
+    fused = [part for part in module.modules() if isinstance(part, FusedSynthesizer)]
+    out_of_reach = [entry for part in fused for entry in part.copied_parameters()]
+    named = [(name, parameter, parameter.requires_grad) for name, parameter in module.named_parameters()]
     return sum(
         parameter.numel()
-        for name, parameter in module.named_parameters()
-        if (parameter.requires_grad or not trainable_only) and (biases or not name.endswith("bias"))
+        for name, parameter, trainable in [*named, *out_of_reach]
+        if (trainable or not trainable_only) and (biases or not name.endswith("bias"))
     )
 
 

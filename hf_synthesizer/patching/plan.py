@@ -96,7 +96,12 @@ def _hybrid(slots: list[Slot], spec: Mapping[Any, Variant]) -> dict[str, Variant
             )
     chosen = {}
     for slot in slots:
-        count = sum(other.stack == slot.stack for other in slots)
+        count = _depth(slots, slot.stack)
+        if slot.index in spec and slot.index - count in spec:
+            raise InvalidConfigError(
+                f"The hybrid names layer {slot.index} twice: {slot.index} → {spec[slot.index]!r}, and {slot.index - count}, "
+                f"counted from the end of {count} layers, → {spec[slot.index - count]!r}. Leave one of them out."
+            )
         for key in (slot.label, slot.index, slot.index - count, slot.stack):
             if key in spec:
                 chosen[slot.label] = spec[key]

@@ -56,7 +56,6 @@ class Synthesizer(nn.Module):
         head_dim: int | None = None,
     ):
         super().__init__()
-        self.fused: nn.Module | None = None
         self.config = config if config is not None else SynthesizerConfig(self.variant)
         self.hidden_size = hidden_size
         self.num_heads = num_heads
@@ -111,8 +110,6 @@ class Synthesizer(nn.Module):
         if key_states is None:
             key_states = self.project_keys(hidden_states)
         positions.require(self.max_length)
-        if self.fused is not None:
-            return self.fused(self, hidden_states, key_states, positions)
         return self.synthesize(hidden_states, key_states, positions)
 
     def split_heads(self, projected: torch.Tensor) -> torch.Tensor:

@@ -36,8 +36,13 @@ class HashSynthesizer(SharedProjectionSynthesizer):
         width = self.head_dim + self.extra_width
         self.register_buffer("directions", torch.randn(self.config.num_hashes, width, width))  # (T, d', d')
 
+    @property
+    def bucket_size(self) -> int:
+        """No more than there can be keys: a traced graph has a place for each."""
+        return min(self.config.bucket_size, self.max_length)
+
     def choice(self) -> Buckets:
-        return Buckets(type(self).transform, self.directions, self.config.bucket_size)  # type: ignore[arg-type]
+        return Buckets(type(self).transform, self.directions, self.bucket_size)  # type: ignore[arg-type]
 
 
 @register_variant("lsh_simple")
@@ -66,7 +71,7 @@ class XboxALSHSynthesizer(HashSynthesizer):
 
     def choice(self) -> Buckets:
         transform = xbox_normalised if self.config.qnf else xbox
-        return Buckets(transform, self.directions, self.config.bucket_size)  # type: ignore[arg-type]
+        return Buckets(transform, self.directions, self.bucket_size)  # type: ignore[arg-type]
 
 
 @register_variant("alsh_sign")
@@ -79,4 +84,4 @@ class SignALSHSynthesizer(HashSynthesizer):
 
     def choice(self) -> Buckets:
         transform = sign_alsh_normalised if self.config.qnf else sign_alsh
-        return Buckets(transform, self.directions, self.config.bucket_size)  # type: ignore[arg-type]
+        return Buckets(transform, self.directions, self.bucket_size)  # type: ignore[arg-type]

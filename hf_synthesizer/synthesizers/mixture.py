@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ class MixtureSynthesizer(Synthesizer):
     With `mixing="softmax"` α is a softmax over the components that compete; a key-side part such as `salience` does
     not compete and has weight 1, and a lone competitor needs no weight. With `mixing="sum"` each component has a free
     weight that starts at 1, and new parts start at 0.
+
+    What is trained under "sum" is how far a weight is from where it started, `mixing_change`: weight decay, which every usual
+    optimiser brings, then pulls α to 1, and not the pretrained part to 0.
     """
 
     formula = "Σ_c α[h, c] · S_c[h, i, j]"
@@ -43,9 +46,12 @@ class MixtureSynthesizer(Synthesizer):
         self.weighted = [name for name in config.parts if not (softmax and get_variant(name).key_side)]
         if softmax and len(self.weighted) < 2:
             self.weighted = []
-        if self.weighted:
-            start = torch.zeros if softmax else torch.ones
-            self.mixing_weights = nn.Parameter(start(num_heads, len(self.weighted)))  # (H, C)
+        shape = (num_heads, len(self.weighted))  # (H, C)
+        if self.weighted and softmax:
+            self.mixing_weights: torch.Tensor = nn.Parameter(torch.zeros(shape))
+        elif self.weighted:
+            self.register_buffer("mixing_weights", torch.ones(shape))
+            self.mixing_change = nn.Parameter(torch.zeros(shape))
         if not softmax and config.init == "default":
             self.start_at_zero()
 
@@ -74,8 +80,18 @@ class MixtureSynthesizer(Synthesizer):
         """The weight (H,) of each weighted component."""
         if not self.weighted:
             return {}
-        weights = self.mixing_weights.softmax(-1) if self.config.mixing == "softmax" else self.mixing_weights
+        if self.config.mixing == "softmax":
+            weights = self.mixing_weights.softmax(-1)
+        else:
+            weights = self.mixing_weights + self.mixing_change
         return dict(zip(self.weighted, weights.unbind(-1), strict=True))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Checkpoints of before `mixing_change` have α itself as `mixing_weights`."""
+        weights = state_dict.get(f"{prefix}mixing_weights")
+        if isinstance(weights, torch.Tensor) and hasattr(self, "mixing_change"):
+            state_dict.setdefault(f"{prefix}mixing_change", torch.zeros_like(weights))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def static_table(self) -> torch.Tensor | None:
         alpha = self.alpha()

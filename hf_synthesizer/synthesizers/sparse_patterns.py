@@ -18,7 +18,9 @@ class PatternSynthesizer(SharedProjectionSynthesizer):
     pattern: ClassVar[type[Pattern]]
 
     def choice(self) -> Pattern:
-        return self.pattern(self.config.stride, max(1, isqrt(self.max_length)))
+        # A stride that is longer than every sequence means the same, however long it is.
+        stride = None if self.config.stride is None else min(self.config.stride, self.max_length + 1)
+        return self.pattern(stride, max(1, isqrt(self.max_length)))
 
 
 @register_variant("sparse_strided")

@@ -46,7 +46,9 @@ class SynthesizerBertSelfAttention(SynthesizerMixin, BertSelfAttention):
         batch, length, _ = hidden_states.shape
         value = linear(self.value, hidden_states).view(batch, length, -1, self.attention_head_size).transpose(1, 2)
         key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values)
-        positions = Positions.from_position_ids(kwargs.get("position_ids"), length, value.shape[-2], past_length)
+        positions = Positions.from_position_ids(
+            kwargs.get("position_ids"), length, value.shape[-2], past_length, attention_mask
+        )
         return self.synthesize(hidden_states, value, attention_mask, positions, key_states)  # type: ignore[return-value]
 
 

@@ -54,7 +54,7 @@ class SynthesizerT5Attention(SynthesizerMixin, T5Attention):
         key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values)
         key_length = value.shape[-2]
         # T5 knows positions relative to each other only, so that padding on the left changes nothing: nor must it here.
-        positions = Positions.from_left_padding(visible_keys(mask), length, key_length, past_length)
+        positions = Positions.from_left_padding(mask, length, key_length, past_length)
         if position_bias is None:
             # Layers share the bias: the first one owns it and hands it on, whether or not it is patched.
             if self.has_relative_attention_bias:
@@ -65,20 +65,6 @@ class SynthesizerT5Attention(SynthesizerMixin, T5Attention):
                 position_bias = value.new_zeros(1, self.n_heads, length, key_length)
         output, weights = self.synthesize(hidden_states, value, mask, positions, key_states, position_bias)
         return linear(self.o, output), position_bias, weights
-
-
-def visible_keys(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The keys (B, Lk) that some query may look at; None where no row starts with padding.
-
-    The last query sees most, except under a mask of the user's own, such as a band.
-    """
-    if mask is None or (not torch.compiler.is_compiling() and bool(_visible(mask[:, 0, -1, 0]).all())):
-        return None
-    return _visible(mask).any(2).any(1)
-
-
-def _visible(mask: torch.Tensor) -> torch.Tensor:
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 class SynthesizerT5Config(T5Config):

@@ -111,7 +111,7 @@ class AttentionMask:
     def _made_of(self) -> tuple[bool, bool, bool, Extents]:
         """Whether all queries see the same keys; whether that and a triangle is all; whether all keys are seen; where."""
         ((every, triangle, complete, *places),) = ask(self.question())
-        rows = [tuple(int(place) for place in places[row :: 3]) for row in range(3)]
+        rows = [tuple(int(place) for place in places[row::3]) for row in range(3)]
         return bool(every), bool(triangle), bool(complete), Extents(*rows)
 
     def _answer(self) -> torch.Tensor:

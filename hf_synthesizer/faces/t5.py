@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from transformers import T5Config
 from transformers.models.t5 import modeling_t5
 from transformers.models.t5.modeling_t5 import T5Attention

@@ -15,14 +15,14 @@ from .tracing import Question, ask, on_processor
 
 
 class Extents(NamedTuple):
-    """Where the visible keys of each row of the batch lie: the first slot, the last slot + 1, and how many there are.
+    """Where the visible keys of each row of the batch lie: the first slot, the last slot + 1, and how many are seen.
 
     A row without any has 0, 0 and 0.
     """
 
     first: tuple[int, ...]
     last: tuple[int, ...]
-    count: tuple[int, ...]
+    seen: tuple[int, ...]
 
     def of(self, row: int) -> tuple[int, int]:
         """First and last + 1 of a row; a mask of one row is that of all."""
@@ -31,8 +31,14 @@ class Extents(NamedTuple):
 
     def has_holes(self, row: int) -> bool:
         """Whether a row hides a key between its first and its last one."""
-        number = row if len(self.first) > 1 else 0
-        return self.count[number] < self.last[number] - self.first[number]
+        return self._hidden(row, self.of(row)[0])
+
+    def hides_one(self, row: int) -> bool:
+        """Whether a row hides a key before its last one."""
+        return self._hidden(row, 0)
+
+    def _hidden(self, row: int, first: int) -> bool:
+        return self.seen[row if len(self.seen) > 1 else 0] < self.of(row)[1] - first
 
 
 class AttentionMask:
@@ -121,14 +127,14 @@ class AttentionMask:
         keys = keep[..., -1:, :]
         seen = keys[:, :, 0]
         if query_length == 1 or keep.stride(-2) == 0:
-            every = triangle = keep.new_ones(1)
+            every = triangle = torch.ones(1, dtype=torch.bool, device=keep.device)
         else:
-            every = triangle = (keep == keys).all().view(1)
+            every = triangle = torch.all(keep == keys).view(1)
             if not (on_processor(keep.device) and bool(every)):  # there to ask is cheap, and to compare is not
                 visible = AttentionMask(keys, None, key_length - query_length).visible(
                     query_length, key_length, keep.device
                 )
-                triangle = (keep == visible).all().view(1)
+                triangle = torch.eq(keep, visible).all().view(1)  # type: ignore[arg-type]
                 seen = keep.any(2)
         seen = seen.any(1)  # (B, Lk)
         slots = torch.arange(key_length, device=keep.device)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_FORCED = ContextVar("as_accelerator", default=False)
+_forced = False
 
 
 def traced() -> bool:
@@ -27,17 +26,18 @@ def traced() -> bool:
 
 def on_processor(device: torch.device) -> bool:
     """Whether the routes of a processor serve this device, and not those of all others."""
-    return device.type == "cpu" and not _FORCED.get()
+    return device.type == "cpu" and not _forced
 
 
 @contextmanager
 def as_accelerator() -> Iterator[None]:
     """Let a processor take the routes of all other devices, which is how these are tested without one."""
-    token = _FORCED.set(True)
+    global _forced
+    before, _forced = _forced, True
     try:
         yield
     finally:
-        _FORCED.reset(token)
+        _forced = before
 
 
 class Question(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from .tracing import traced
+from .tracing import on_processor, traced
 
 # Below this many multiply-adds the operator's own cost outweighs its speed.
 _SMALL = 1 << 21
@@ -90,7 +90,7 @@ def _worth_it(a: torch.Tensor, columns: int) -> bool:
     """Whether oneDNN may and should make the product of `a` and so many columns."""
     return (
         _LINEAR is not None
-        and a.device.type == "cpu"
+        and on_processor(a.device)
         and a.dtype == torch.float32
         and a.numel() * columns >= _SMALL
         and bool(torch.backends.mkldnn.enabled)

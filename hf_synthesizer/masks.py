@@ -7,18 +7,45 @@ of: most are a mask of keys, or that and a triangle, and both can be served with
 
 from __future__ import annotations
 
-import torch
-from torch.utils.weak import WeakTensorKeyDictionary
+from typing import NamedTuple
 
-_SIMPLIFIED = (
-    WeakTensorKeyDictionary()
-)  # mask tensor → (its version, what it is made of): all layers get the same tensor
+import torch
+
+from .tracing import Question, ask, on_processor
+
+
+class Extents(NamedTuple):
+    """Where the visible keys of each row of the batch lie: the first slot, the last slot + 1, and how many are seen.
+
+    A row without any has 0, 0 and 0.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    seen: tuple[int, ...]
+
+    def of(self, row: int) -> tuple[int, int]:
+        """First and last + 1 of a row; a mask of one row is that of all."""
+        number = row if len(self.first) > 1 else 0
+        return self.first[number], self.last[number]
+
+    def has_holes(self, row: int) -> bool:
+        """Whether a row hides a key between its first and its last one."""
+        return self._hidden(row, self.of(row)[0])
+
+    def hides_one(self, row: int) -> bool:
+        """Whether a row hides a key before its last one."""
+        return self._hidden(row, 0)
+
+    def _hidden(self, row: int, first: int) -> bool:
+        return self.seen[row if len(self.seen) > 1 else 0] < self.of(row)[1] - first
 
 
 class AttentionMask:
     """`keep` (B or 1, H or 1, Lq or 1, Lk) is True where a query may look; `bias`, of the same kind, is added.
 
-    With `causal_offset` = p, query i sees the keys j ≤ i + p; it stands for a triangle nobody has to build.
+    With `causal_offset` = p, query i sees the keys j ≤ i + p; it stands for a triangle nobody has to build. `source` is the
+    tensor that `keep` was made from, the same for all layers: what is known of `keep` is remembered with it.
     """
 
     def __init__(
@@ -26,10 +53,13 @@ class AttentionMask:
         keep: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
         causal_offset: int | torch.Tensor | None = None,
+        source: torch.Tensor | None = None,
     ):
         self.keep = keep
         self.bias = bias
         self.causal_offset = causal_offset
+        self.source = keep if source is None else source
+        self.known_extents: Extents | None = None
 
     @classmethod
     def from_tensor(cls, mask: torch.Tensor | None, causal_offset: int | torch.Tensor | None = None) -> AttentionMask:
@@ -37,13 +67,16 @@ class AttentionMask:
         if mask is None or mask.dtype == torch.bool:
             return cls(keep=mask, causal_offset=causal_offset)
         keep = mask > torch.finfo(mask.dtype).min / 2
-        return cls(keep=keep, bias=mask.masked_fill(~keep, 0.0), causal_offset=causal_offset)
+        return cls(keep=keep, bias=mask.masked_fill(~keep, 0.0), causal_offset=causal_offset, source=mask)
 
     def with_bias(self, bias: torch.Tensor | None) -> AttentionMask:
         """The same mask with one more additive bias."""
         if bias is None:
             return self
-        return AttentionMask(self.keep, bias if self.bias is None else self.bias + bias, self.causal_offset)
+        total = bias if self.bias is None else self.bias + bias
+        mask = AttentionMask(self.keep, total, self.causal_offset, self.source)
+        mask.known_extents = self.known_extents
+        return mask
 
     def visible(self, query_length: int, key_length: int, device: torch.device) -> torch.Tensor | None:
         """`keep` and causality as one bool tensor, or None when everybody sees everything."""
@@ -60,43 +93,52 @@ class AttentionMask:
         """
         if self.keep is None or self.keep.shape[-2] == 1 or self.causal_offset is not None:
             return self
-        simple = _simplified(self.keep)
-        return self if simple is None else AttentionMask(simple[0], self.bias, simple[1])
+        keys = self.keep[..., -1:, :]  # the last query sees most
+        if self.keep.stride(-2) == 0 and not on_processor(self.keep.device) and self.keep.is_inference():
+            return AttentionMask(keys, self.bias)
+        every, triangle, complete, extents = self._made_of()
+        if not (every or triangle):
+            return self
+        offset = None if every else self.keep.shape[-1] - self.keep.shape[-2]
+        mask = AttentionMask(None if complete else keys, self.bias, offset)
+        mask.known_extents = extents
+        return mask
 
+    def extents(self) -> Extents:
+        """Where the keys that some query may look at lie, in rows of the batch (B or 1); asked once for each mask."""
+        if self.known_extents is None:
+            self.known_extents = self._made_of()[-1]
+        return self.known_extents
 
-def _simplified(keep: torch.Tensor) -> tuple[torch.Tensor | None, int | None] | None:
-    """`_simplify`, remembered as long as the tensor lives and is not changed."""
-    if keep.is_inference():
-        return _simplify(keep)  # nothing tells whether such a tensor was changed in place
-    known = _SIMPLIFIED.get(keep)
-    if known is None or known[0] != keep._version:
-        known = _SIMPLIFIED[keep] = (keep._version, _simplify(keep))
-    return known[1]
+    def question(self) -> Question:
+        """What `simplified` and `extents` want to know."""
+        return Question(self.source, "mask", self._answer)  # type: ignore[arg-type]
 
+    def _made_of(self) -> tuple[bool, bool, bool, Extents]:
+        """Whether all queries see the same keys; whether that and a triangle is all; whether all keys are seen; where."""
+        ((every, triangle, complete, *places),) = ask(self.question())
+        rows = [tuple(int(place) for place in places[row::3]) for row in range(3)]
+        return bool(every), bool(triangle), bool(complete), Extents(*rows)
 
-def _simplify(keep: torch.Tensor) -> tuple[torch.Tensor | None, int | None] | None:
-    """(keys, causal offset) that mean the same as `keep`, or None if there are none."""
-    query_length, key_length = keep.shape[-2:]
-    keys = keep[..., -1:, :]  # the last query sees most
-    offset: int | None = None
-    if not bool((keep == keys).all()):
-        offset = key_length - query_length
-        visible = AttentionMask(keys, None, offset).visible(query_length, key_length, keep.device)
-        if visible is None or not torch.equal(keep, visible):
-            return None
-    # A copy: a view would keep the whole mask alive, and with it this entry.
-    return (None if bool(keys.all()) else keys.clone()), offset
-
-
-def visible_keys(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The keys (B, Lk) that some query may look at; None where no row starts with padding.
-
-    The last query sees most, except under a mask of the user's own, such as a band.
-    """
-    if mask is None or (not torch.compiler.is_compiling() and bool(_visible(mask[:, 0, -1, 0]).all())):
-        return None
-    return _visible(mask).any(2).any(1)
-
-
-def _visible(mask: torch.Tensor) -> torch.Tensor:
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    def _answer(self) -> torch.Tensor:
+        keep = self.keep
+        assert keep is not None
+        query_length, key_length = keep.shape[-2:]
+        keys = keep[..., -1:, :]
+        seen = keys[:, :, 0]
+        if query_length == 1 or keep.stride(-2) == 0:
+            every = triangle = torch.ones(1, dtype=torch.bool, device=keep.device)
+        else:
+            every = triangle = torch.all(keep == keys).view(1)
+            if not (on_processor(keep.device) and bool(every)):  # there to ask is cheap, and to compare is not
+                visible = AttentionMask(keys, None, key_length - query_length).visible(
+                    query_length, key_length, keep.device
+                )
+                triangle = torch.eq(keep, visible).all().view(1)  # type: ignore[arg-type]
+                seen = keep.any(2)
+        seen = seen.any(1)  # (B, Lk)
+        slots = torch.arange(key_length, device=keep.device)
+        last = torch.where(seen, slots + 1, 0).amax(-1)
+        first = torch.where(seen, slots, key_length).amin(-1).minimum(last)  # both are 0 where nothing is seen
+        places = torch.stack((first, last, seen.sum(-1)), dim=-1).flatten()  # (B · 3)
+        return torch.cat((every.float(), triangle.float(), keys.all().view(1).float(), places.float()))

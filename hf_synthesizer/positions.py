@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 
 from .errors import SequenceTooLongError
+from .masks import AttentionMask
+from .tracing import Question, ask, on_processor
 
 
 def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:
@@ -38,7 +40,8 @@ class Positions:
     `start … start + query_length − 1` and keys at `0 … key_length − 1`. `start` is an int, or a scalar tensor where a
     static cache keeps its length on the device.
 
-    Otherwise `query` (B, Lq) and `key` (B, Lk) name each position, and tables are gathered row by row.
+    Otherwise `query` (B, Lq) and `key` (B, Lk) name each position, and tables are gathered row by row. `source` is the tensor
+    that the queries' positions were read from, the same for all layers.
     """
 
     def __init__(
@@ -48,45 +51,58 @@ class Positions:
         start: int | torch.Tensor = 0,
         query: torch.Tensor | None = None,
         key: torch.Tensor | None = None,
+        source: torch.Tensor | None = None,
     ):
         self.query_length = query_length
         self.key_length = key_length
         self.start = start
         self.query = query
         self.key = key
+        self.source = query if source is None else source
 
     @classmethod
     def from_position_ids(
-        cls, position_ids: torch.Tensor | None, query_length: int, key_length: int, start: int | torch.Tensor
+        cls,
+        position_ids: torch.Tensor | None,
+        query_length: int,
+        key_length: int,
+        start: int | torch.Tensor,
+        mask: torch.Tensor | None = None,
     ) -> Positions:
         """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are recognised, and served by slices.
 
         Cached keys are as far behind their query as their slots are, which is what generation with left padding means.
+        What there is to ask about `mask`, that of the same layer, is asked along.
         """
         if position_ids is None:
             return cls(query_length, key_length, start)
-        slots = torch.arange(query_length, device=position_ids.device) + start
-        if not torch.compiler.is_compiling() and bool((position_ids == slots).all()):
+        if _are_contiguous(position_ids, start, mask):
             return cls(query_length, key_length, start)
         if isinstance(start, int) and start == 0 and key_length == query_length:
             return cls(query_length, key_length, start, position_ids, position_ids)
+        slots = torch.arange(query_length, device=position_ids.device) + start
         offset = slots[-1] - position_ids[:, -1:]  # (B or 1, 1): how many slots of a row are padding
         key = torch.arange(key_length, device=position_ids.device) - offset
-        return cls(query_length, key_length, start, position_ids, key.clamp(min=0))
+        return cls(query_length, key_length, start, position_ids, key.clamp(min=0), position_ids)
 
     @classmethod
     def from_left_padding(
-        cls, keep: torch.Tensor | None, query_length: int, key_length: int, start: int | torch.Tensor
+        cls, mask: torch.Tensor | None, query_length: int, key_length: int, start: int | torch.Tensor
     ) -> Positions:
-        """From a key mask (B or 1, Lk): each row starts at its first visible key, however many pads stand before it."""
-        if keep is None:
+        """From the mask (B or 1, 1, Lq, Lk) of a layer: each row starts at the first key that some query may look at,
+        however many pads stand before it."""
+        if mask is None:
             return cls(query_length, key_length, start)
+        visible = AttentionMask.from_tensor(mask)
+        if not torch.compiler.is_compiling() and not any(visible.extents().first):
+            return cls(query_length, key_length, start)
+        keep = visible.keep.any(2).any(1)  # type: ignore[union-attr]
         offset = (keep.cumsum(-1) == 0).sum(-1, keepdim=True)  # (B or 1, 1)
-        if not torch.compiler.is_compiling() and not bool(offset.any()):
-            return cls(query_length, key_length, start)
         query = torch.arange(query_length, device=keep.device) + start - offset
         key = torch.arange(key_length, device=keep.device) - offset
-        return cls(query_length, key_length, start, query.clamp(min=0), key.clamp(min=0))
+        positions = cls(query_length, key_length, start, query.clamp(min=0), key.clamp(min=0))
+        positions.source = None  # none lies beyond the last key, so that there is nothing to ask
+        return positions
 
     @property
     def per_row(self) -> bool:
@@ -102,9 +118,12 @@ class Positions:
                 f"max_length={max_length})), generate fewer tokens, or patch the model again with "
                 f"patch_model(..., max_length={self.key_length}) and train it."
             )
-        if self.query is not None and not torch.compiler.is_compiling() and int(self.query.max()) >= max_length:
+        if self.source is None or torch.compiler.is_compiling():
+            return
+        ((_, largest),) = ask(_question(self.source))
+        if largest >= max_length:
             raise SequenceTooLongError(
-                f"position_ids name position {int(self.query.max())}, but this synthesizer was built for "
+                f"position_ids name position {int(largest)}, but this synthesizer was built for "
                 f"N = max_length = {max_length} positions, 0 to {max_length - 1}. Pass smaller position_ids, or patch "
                 f"the model again with a larger max_length."
             )
@@ -122,3 +141,27 @@ class Positions:
         if self.key is not None:
             return table[:, self.key].transpose(0, 1)
         return span(table, 0, self.key_length, dim=1)
+
+
+def _question(position_ids: torch.Tensor) -> Question:
+    """Where positions start if each row counts on from there, else −1; and the largest one."""
+
+    def answer() -> torch.Tensor:
+        start = position_ids[:1, :1]
+        counted = start + torch.arange(position_ids.shape[-1], device=position_ids.device)
+        first = torch.where((position_ids == counted).all(), start.view(1), -1)
+        return torch.cat((first, position_ids.amax().view(1)))
+
+    return Question(position_ids, "positions", answer)
+
+
+def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether position_ids are start, start + 1, … in each row, as far as may be asked."""
+    if torch.compiler.is_compiling():
+        return False
+    if isinstance(start, torch.Tensor) and not on_processor(start.device):
+        return False
+    questions = [_question(position_ids)]
+    if mask is not None and mask.shape[-2] > 1:
+        questions.append(AttentionMask.from_tensor(mask).question())
+    return ask(*questions)[0][0] == int(start)

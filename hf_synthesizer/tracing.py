@@ -1,8 +1,19 @@
-"""Whether the code runs, or is only watched."""
+"""Whether the code runs, or is only watched; on what it runs; and reading tensors seldom.
+
+To read a tensor is to wait for the device that computes it, so that on any other device than a processor it is done
+rarely, and for several tensors at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_forced = False
 
 
 def traced() -> bool:
@@ -11,3 +22,87 @@ def traced() -> bool:
     Then no tensor may be read, and no backward of our own be used.
     """
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+
+
+def on_processor(device: torch.device) -> bool:
+    """Whether the routes of a processor serve this device, and not those of all others."""
+    return device.type == "cpu" and not _forced
+
+
+@contextmanager
+def as_accelerator() -> Iterator[None]:
+    """Let a processor take the routes of all other devices, which is how these are tested without one."""
+    global _forced
+    before, _forced = _forced, True
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+class Question(NamedTuple):
+    """What is to be known of a tensor: `answer` makes a 1-D tensor of it, of numbers that float32 holds exactly.
+
+    `name` tells the questions about one tensor apart.
+    """
+
+    tensor: torch.Tensor
+    name: object
+    answer: Callable[[], torch.Tensor]
+
+
+_KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → {name: (its version then, the answer)}
+_WAITING: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # the same, with answers that are still on their device
+
+
+def ask(*questions: Question) -> list[list[float]]:
+    """The answers, in one transfer: remembered as long as a tensor lives and is not written to.
+
+    Nothing tells whether a tensor made in inference mode was written to, so that such a one is asked again.
+    """
+    found = [_recall(_KNOWN, question) for question in questions]
+    missing = [number for number, known in enumerate(found) if known is None]
+    if missing:
+        asked = [(questions[n].tensor, questions[n].name, questions[n].answer()) for n in missing]
+        for number, answer in zip(missing, _read(asked), strict=False):
+            found[number] = answer
+    return found  # type: ignore[return-value]
+
+
+def wonder(question: Question) -> list[float] | None:
+    """The answer if it is known; else None, and the next `ask` brings it along."""
+    if question.tensor.is_inference():
+        return None
+    known = _recall(_KNOWN, question)
+    if known is None and _recall(_WAITING, question) is None:
+        _remember(_WAITING, question.tensor, question.name, question.answer())
+    return known  # type: ignore[return-value]
+
+
+def _read(asked: list[tuple[torch.Tensor, object, torch.Tensor]]) -> list[list[float]]:
+    """The answers asked for and then all that wait on the same device, as numbers."""
+    device = asked[0][2].device
+    for tensor, answers in list(_WAITING.items()):
+        waiting = [(tensor, name, answer) for name, (_, answer) in answers.items() if answer.device == device]
+        if waiting:
+            del _WAITING[tensor]
+            asked = asked + [entry for entry in waiting if answers[entry[1]][0] == tensor._version]
+    numbers = torch.cat([answer.detach().float() for _, _, answer in asked]).tolist()
+    made, start = [], 0
+    for tensor, name, answer in asked:
+        made.append(numbers[start : start + len(answer)])
+        start += len(answer)
+        if not tensor.is_inference():
+            _remember(_KNOWN, tensor, name, made[-1])
+    return made
+
+
+def _recall(book: WeakTensorKeyDictionary, question: Question) -> object | None:
+    if question.tensor.is_inference():
+        return None
+    version, answer = book.get(question.tensor, {}).get(question.name, (None, None))
+    return answer if version == question.tensor._version else None
+
+
+def _remember(book: WeakTensorKeyDictionary, tensor: torch.Tensor, name: object, answer: object) -> None:
+    book.setdefault(tensor, {})[name] = (tensor._version, answer)

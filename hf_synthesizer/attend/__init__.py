@@ -8,21 +8,25 @@ import torch
 
 from ..logits import Logits, Sparse
 from ..masks import AttentionMask
-from ..tracing import traced
-from . import reference, sdpa, sparse, static, tiled
+from ..tracing import as_accelerator, on_processor, traced
+from . import reference, sdpa, sparse, static, strips, tiled
 from .terms import Terms
 
 logger = logging.getLogger(__name__)
 
-ROUTES = {"static": static, "tiled": tiled, "sdpa": sdpa}
-"""The fast routes, in the order in which they are asked. Each has `serves(…)` and `attend(…)`."""
+ROUTES = {"static": static, "tiled": tiled, "sdpa": sdpa, "strips": strips}
+"""The fast routes, in the order in which they are asked. Each has `serves(…)` and `attend(…)`.
+
+`tiled` serves processors, and `strips` whatever is left on all other devices; `as_accelerator()` lets a processor take their
+routes, in tests.
+"""
 FEW = 1 << 16
 """Logits of a row of the batch, all heads. Up to so many, a processor trains faster with plain operations on the whole
 batch than tile by tile, or through a kernel whose backward is slow in bfloat16."""
 FEW_TILED = 1 << 13
 """The same where there is a tiled term, whose outer product is dear to keep."""
 
-__all__ = ["ROUTES", "attend", "choose_route"]
+__all__ = ["ROUTES", "as_accelerator", "attend", "choose_route"]
 
 
 def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> str:
@@ -41,7 +45,7 @@ def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout
 
 def trains_on_few(terms: Terms, value: torch.Tensor) -> bool:
     """Whether a gradient is wanted, on a processor, through so few logits that nothing is gained by cutting them up."""
-    if traced() or value.device.type != "cpu" or not torch.is_grad_enabled():
+    if traced() or not on_processor(value.device) or not torch.is_grad_enabled():
         return False
     logits = value.shape[1] * terms.query_length * value.shape[-2]
     return logits <= (FEW_TILED if terms.tiled else FEW)

@@ -69,7 +69,7 @@ class Problem:
         for term in terms.static:
             tensors += term
         seed = int(torch.randint(1 << 62, ())) if dropout else 0
-        ends, holes = _ends(mask.keep, len(value))
+        ends, holes = _ends(mask, len(value))
         problem = cls(
             query_length=terms.query_length,
             key_length=value.shape[-2],
@@ -266,14 +266,13 @@ class Problem:
             grads[number + 1][block.row, block.heads, block.queries, :count] = (grid @ inner.unsqueeze(-1)).squeeze(-1)
 
 
-def _ends(keep: torch.Tensor | None, batch: int) -> tuple[tuple[int, ...] | None, tuple[bool, ...] | None]:
+def _ends(mask: AttentionMask, batch: int) -> tuple[tuple[int, ...] | None, tuple[bool, ...] | None]:
     """(`ends`, `holes`) of a mask of keys (B or 1, 1, 1, Lk); (None, None) for any other."""
-    if keep is None or keep.shape[1] != 1 or keep.shape[2] != 1:
+    if mask.keep is None or mask.keep.shape[1] != 1 or mask.keep.shape[2] != 1:
         return None, None
-    keys = keep[:, 0, 0].expand(batch, -1)  # (B, Lk)
-    places = torch.arange(1, keys.shape[-1] + 1, device=keys.device)
-    ends = (keys * places).amax(-1)
-    return tuple(ends.tolist()), tuple((keys.sum(-1) < ends).tolist())
+    extents = mask.extents()
+    ends = tuple(extents.of(row)[1] for row in range(batch))
+    return ends, tuple(extents.hides_one(row) for row in range(batch))
 
 
 def _part(tensor: torch.Tensor, block: Block) -> torch.Tensor:

@@ -6,23 +6,44 @@ import torch
 from torch.nn import functional
 
 from ..masks import AttentionMask
+from ..tracing import on_processor, traced
 from .terms import Terms
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Whatever has at least one low-rank term."""
-    return bool(terms.low_rank)
+    """Whatever has at least one low-rank term; on another device than a processor, what a fused kernel of its own takes.
+
+    Elsewhere the operator itself falls back to all logits at once, as it does for a bias with a gradient.
+    """
+    if not terms.low_rank:
+        return False
+    return traced() or on_processor(value.device) or _is_fused(terms, value, mask, dropout)
+
+
+def _is_fused(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    if terms.static or terms.tiled or terms.explicit or (mask.keep is not None and mask.keep.shape[-2] > 1):
+        return False  # as a bias they would be as large as all logits
+    bias = terms.key_bias
+    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
+        return False
+    visible = mask.keep is not None or bias is not None
+    if mask.causal_offset is not None and (visible or not _is_zero(mask.causal_offset)):
+        return False
+    query, key = (factor[:1, :1] for factor in terms.joined_low_rank(value))
+    query, key, one = _as_wide(query, key, value[:1, :1])
+    row = value.new_zeros(()).expand(1, 1, query.shape[-2], key.shape[-2]) if visible else None
+    try:
+        kernel = torch._fused_sdp_choice(query, key, one, row, dropout, mask.causal_offset is not None)
+    except (RuntimeError, NotImplementedError):  # a device that does not choose between kernels
+        return False
+    return kernel != 0  # SDPBackend.MATH
 
 
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v); weights are never built."""
     query, key = terms.joined_low_rank(value)
     padding = query.shape[-1] - value.shape[-1]
-    # The fused kernels want one width for all three.
-    if padding > 0:
-        value = functional.pad(value, (0, padding))
-    elif padding < 0:
-        query, key = functional.pad(query, (0, -padding)), functional.pad(key, (0, -padding))
+    query, key, value = _as_wide(query, key, value)
     bias = terms.joined_bias()
     causal = mask.causal_offset is not None
     if causal and bias is None and mask.keep is None and _is_zero(mask.causal_offset):
@@ -45,3 +66,15 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 
 def _is_zero(offset: int | torch.Tensor | None) -> bool:
     return isinstance(offset, int) and offset == 0
+
+
+def _as_wide(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With columns of zeros where they are narrower: the fused kernels want one width for all three."""
+    padding = query.shape[-1] - value.shape[-1]
+    if padding > 0:
+        value = functional.pad(value, (0, padding))
+    elif padding < 0:
+        query, key = functional.pad(query, (0, -padding)), functional.pad(key, (0, -padding))
+    return query, key, value

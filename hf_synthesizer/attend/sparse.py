@@ -15,7 +15,7 @@ import torch
 
 from ..choices import Buckets, Clusters, FixedBlocks, Strides
 from ..logits import Sparse
-from ..masks import AttentionMask
+from ..masks import AttentionMask, Extents
 from ..tracing import traced
 from . import buckets, clusters, strides
 
@@ -73,11 +73,12 @@ def attend(logits: Sparse, value: torch.Tensor, mask: AttentionMask, causal: boo
         whole = Rows(query, key, value, mask.bias, None, logits.scaling, dropout, causal)
         if mask.keep is None:
             return way(logits.choice, whole)
-        keep = mask.keep[:, 0, 0]  # (B or 1, L)
+        keep, extents = mask.keep[:, 0, 0], mask.extents()  # (B or 1, L)
         made, order = [], []
-        for rows, first, last in equal_rows(keep):
+        for rows, first, last in equal_rows(extents):
             everything = len(rows) == len(keep)
-            part = _cut(whole, keep, slice(None) if everything else rows, slice(first, last))
+            holes = any(extents.has_holes(row) for row in rows)
+            part = _cut(whole, keep if holes else None, slice(None) if everything else rows, slice(first, last))
             made.append(_padded(way(logits.choice, part) if first < last else part.value, first, value.shape[-2]))
             order += rows
     if len(made) == 1:
@@ -86,20 +87,17 @@ def attend(logits: Sparse, value: torch.Tensor, mask: AttentionMask, causal: boo
     return output if order == sorted(order) else output[torch.tensor(order, device=value.device).argsort()]
 
 
-def equal_rows(keep: torch.Tensor) -> Iterator[tuple[list[int], int, int]]:
-    """The rows of `keep` (B, L) with the same first and last token: their numbers, the first slot, and the last + 1."""
-    slots = torch.arange(keep.shape[-1], device=keep.device)
-    last = torch.where(keep, slots, -1).amax(-1) + 1
-    first = torch.where(keep, slots, keep.shape[-1]).amin(-1).minimum(last)  # both are 0 where there is no token
+def equal_rows(extents: Extents) -> Iterator[tuple[list[int], int, int]]:
+    """The rows of a mask with the same first and last token: their numbers, the first slot, and the last + 1."""
     groups: dict[tuple[int, int], list[int]] = {}
-    for row, extent in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
-        groups.setdefault(extent, []).append(row)
+    for row in range(len(extents.first)):
+        groups.setdefault(extents.of(row), []).append(row)
     for (start, stop), rows in groups.items():
         yield rows, start, stop
 
 
-def _cut(whole: Rows, keep: torch.Tensor, rows: slice | list[int], slots: slice) -> Rows:
-    """Some slots of some rows; as views, where the rows are next to each other."""
+def _cut(whole: Rows, keep: torch.Tensor | None, rows: slice | list[int], slots: slice) -> Rows:
+    """Some slots of some rows; as views, where the rows are next to each other. No `keep`: they are tokens all."""
     if isinstance(rows, list) and rows[-1] - rows[0] == len(rows) - 1:
         rows = slice(rows[0], rows[-1] + 1)
 
@@ -110,14 +108,16 @@ def _cut(whole: Rows, keep: torch.Tensor, rows: slice | list[int], slots: slice)
     if bias is not None:
         bias = bias[..., slots] if bias.shape[-2] == 1 else bias[..., slots, slots]
         bias = bias if len(bias) == 1 else bias[rows]
-    holes = keep[:, slots] if len(keep) == 1 else keep[rows, slots]
     query = cut(whole.query)
+    holes = keep
+    if keep is not None:
+        holes = (keep[:, slots] if len(keep) == 1 else keep[rows, slots]).expand(len(query), -1)
     return Rows(
         query=query,
         key=query if whole.key is whole.query else cut(whole.key),
         value=cut(whole.value),
         bias=bias,
-        holes=None if bool(holes.all()) else holes.expand(len(query), -1),
+        holes=holes,
         scaling=whole.scaling,
         dropout=whole.dropout,
         causal=whole.causal,

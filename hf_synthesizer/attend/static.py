@@ -17,7 +17,9 @@ import torch
 
 from ..gemm import product
 from ..masks import AttentionMask
-from ..tracing import traced
+from ..tracing import on_processor, traced
+from .bounds import known_spread
+from .cuts import size_of_a_strip
 from .terms import StaticTerm, Terms, static_terms
 
 # exp(−60) / L is far above the smallest normal float32: no denominator can underflow.
@@ -29,9 +31,10 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     """Static forms with any number of key biases, under a mask of keys and a triangle, without dropout.
 
     Dropout draws other weights for each row of the batch. A table or a salience that spans more than e⁶⁰ is left to a
-    route that looks at each row's maximum.
+    route that looks at each row's maximum. So is, on another device than a processor, whatever would have to be measured
+    anew each time, and a table that nobody has measured yet.
     """
-    if dropout or value.dtype == torch.float16 or isinstance(mask.causal_offset, torch.Tensor):
+    if dropout or isinstance(mask.causal_offset, torch.Tensor):
         return False
     if terms.low_rank or terms.tiled or terms.explicit or not (terms.static or terms.weights):
         return False
@@ -39,9 +42,14 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if terms.weights is not None and mask.causal_offset is not None and not terms.weights.causal:
         return False
-    if mask.keep is None and terms.key_bias is None:
-        return True
-    return not traced() and _range(terms, mask) <= MAX_RANGE
+    plain = mask.keep is None and terms.key_bias is None
+    if value.dtype == torch.float16 and (not plain or on_processor(value.device)):
+        return False
+    if plain:
+        return terms.weights is None or terms.weights.complete or value.dtype != torch.float16
+    if traced() or not on_processor(value.device):
+        return not traced() and _known_range(terms, mask) <= MAX_RANGE
+    return _range(terms, mask) <= MAX_RANGE
 
 
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
@@ -58,7 +66,7 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     tensors = [tensor for term in terms.static for tensor in term]
     if terms.weights is not None:
         made = known_product(terms.weights.weights, columns)
-    elif traced() or value.device.type != "cpu":
+    elif traced():
         made = whole_weights(terms.static, causal_offset, key_length).to(columns.dtype) @ columns
     elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (columns, *tensors)):
         made = SoftmaxProduct.apply(columns, causal_offset, *tensors)
@@ -101,14 +109,22 @@ def _range(terms: Terms, mask: AttentionMask) -> float:
     return total
 
 
+def _known_range(terms: Terms, mask: AttentionMask) -> float:
+    """The same as far as it is known without asking a device; else infinite."""
+    if terms.key_bias is not None or mask.bias is not None:
+        return float("inf")
+    total = 0.0 if terms.weights is None else terms.weights.spread
+    return total + sum(known_spread(term) for term in terms.static)
+
+
 def softmax_product(columns: torch.Tensor, causal_offset: int | None, static: list[StaticTerm]) -> torch.Tensor:
     """`softmax(Σ w·R) @ columns` a head: (H, Lk, c) → (H, Lq, c), a tile of rows at a time."""
     heads, key_length, width = columns.shape
     query_length = static[0][1].shape[-2]
     output = columns.new_empty(heads, query_length, width)
-    for head, start, stop, end in tiles(heads, query_length, key_length, causal_offset):
-        weights = tile_weights(static, head, start, stop, end, causal_offset, columns.dtype)
-        output[head, start:stop] = product(weights, columns[head, :end])
+    for own, start, stop, end in tiles(columns, query_length, causal_offset):
+        weights = tile_weights(static, own, start, stop, end, causal_offset, columns.dtype)
+        output[own, start:stop] = product(weights, columns[own, :end])
         del weights  # before the next tile is made
     return output
 
@@ -123,7 +139,7 @@ def known_product(weights: torch.Tensor | tuple[torch.Tensor, torch.Tensor], col
 
 
 def whole_weights(static: list[StaticTerm], causal_offset: int | None, key_length: int) -> torch.Tensor:
-    """All weights at once, (H, Lq, Lk), for devices and compilers that like large operations better than tiles."""
+    """All weights at once, (H, Lq, Lk), for compilers, which like large operations better than tiles."""
     total = sum((term.whole() for term in static[1:]), start=static[0].whole())
     if causal_offset is not None:
         rows = torch.arange(total.shape[-2], device=total.device)[:, None] + causal_offset
@@ -132,38 +148,46 @@ def whole_weights(static: list[StaticTerm], causal_offset: int | None, key_lengt
 
 
 def tiles(
-    heads: int, query_length: int, key_length: int, causal_offset: int | None
-) -> Iterator[tuple[int, int, int, int]]:
-    """(head, first row, last row + 1, how many keys these rows can see)."""
-    for head in range(heads):
-        for start in range(0, query_length, _ROWS):
-            stop = min(start + _ROWS, query_length)
+    columns: torch.Tensor, query_length: int, causal_offset: int | None
+) -> Iterator[tuple[slice, int, int, int]]:
+    """(heads, first row, last row + 1, how many keys these rows can see), for columns (H, Lk, c).
+
+    A processor's cache holds one head's tile; any other device takes as many heads as a strip may hold.
+    """
+    heads, key_length, _ = columns.shape
+    together, rows = 1, _ROWS
+    if not on_processor(columns.device):
+        together, rows = size_of_a_strip(1, heads, query_length, key_length)
+    for head in range(0, heads, together):
+        for start in range(0, query_length, rows):
+            stop = min(start + rows, query_length)
             seen = key_length if causal_offset is None else max(1, min(key_length, stop + causal_offset))
-            yield head, start, stop, seen
+            yield slice(head, min(head + together, heads)), start, stop, seen
 
 
 def tile_weights(
     static: list[StaticTerm],
-    head: int,
+    heads: slice,
     start: int,
     stop: int,
     end: int,
     causal_offset: int | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """softmax over the first `end` keys of rows `start … stop`: (rows, end). A row that sees no key has zeros."""
+    """softmax over the first `end` keys of rows `start … stop`: (g, rows, end). A row that sees no key has zeros."""
     total: torch.Tensor | None = None
     for term in static:
-        tile = term.tile(slice(head, head + 1), slice(start, stop), end)[0]
+        tile = term.tile(heads, slice(start, stop), end)
         if term.weight is not None:
-            tile = tile * term.weight[head].to(tile.dtype)
+            tile = tile * term.weight[heads, None, None].to(tile.dtype)
         total = tile if total is None else total + tile
     total = cast(torch.Tensor, total)
     if causal_offset is not None:
         rows = torch.arange(start, stop, device=total.device)[:, None] + causal_offset
         total = total.masked_fill(torch.arange(end, device=rows.device) > rows, float("-inf"))
     fresh = causal_offset is not None or len(static) > 1 or static[0].weight is not None or static[0].keys is not None
-    return (torch.softmax(total, -1, out=total) if fresh else torch.softmax(total, -1)).to(dtype)
+    weights = (torch.softmax(total, -1, out=total) if fresh else torch.softmax(total, -1)).to(dtype)
+    return weights.expand(heads.stop - heads.start, -1, -1)  # where all heads have one table, too
 
 
 class SoftmaxProduct(torch.autograd.Function):
@@ -175,7 +199,7 @@ class SoftmaxProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(columns, *tensors)
         ctx.causal_offset = causal_offset
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(columns.device.type, enabled=False):
             return softmax_product(columns, causal_offset, static_terms(tensors))
 
     @staticmethod
@@ -193,15 +217,14 @@ class SoftmaxProduct(torch.autograd.Function):
         whole = ctx.causal_offset is None
         grads = empty_gradients(static, needed, whole)
         column_grad = torch.zeros_like(columns)
-        heads, key_length, _ = columns.shape
-        for head, start, stop, end in tiles(heads, gradient.shape[1], key_length, ctx.causal_offset):
-            weights = tile_weights(static, head, start, stop, end, ctx.causal_offset, columns.dtype)
-            rows = gradient[head, start:stop]
-            column_grad[head, :end] += product(rows.t().contiguous(), weights).t()
+        for heads, start, stop, end in tiles(columns, gradient.shape[1], ctx.causal_offset):
+            weights = tile_weights(static, heads, start, stop, end, ctx.causal_offset, columns.dtype)
+            rows = gradient[heads, start:stop]
+            column_grad[heads, :end] += product(rows.transpose(-1, -2).contiguous(), weights).transpose(-1, -2)
             if any(needed):
-                logit_grad = product(rows, columns[head, :end].t())
+                logit_grad = product(rows, columns[heads, :end].transpose(-1, -2))
                 logit_grad = softmax_gradient(logit_grad, weights)
-                accumulate(grads, static, logit_grad[None], slice(head, head + 1), slice(start, stop), whole)
+                accumulate(grads, static, logit_grad, heads, slice(start, stop), whole)
         return column_grad, None, *grads
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ..gemm import product
 from ..masks import AttentionMask
-from ..tracing import traced
+from ..tracing import on_processor, traced
 from . import recorded
 from .blocks import Block, Problem
 from .recorded import gradients
@@ -24,11 +24,11 @@ SHORT = 256  # keys; below, the kernel's one call costs less than our many
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Everything on a CPU that the kernel of `scaled_dot_product_attention` would serve less well.
+    """Everything on a processor that the kernel of `scaled_dot_product_attention` would serve less well.
 
     That kernel wins for low-rank forms of short sequences; a graph compiler is given plain operations to work on.
     """
-    if traced() or value.device.type != "cpu" or isinstance(mask.causal_offset, torch.Tensor):
+    if traced() or not on_processor(value.device) or isinstance(mask.causal_offset, torch.Tensor):
         return False
     if mask.causal_offset is not None and mask.causal_offset < 0:
         return False

@@ -13,7 +13,7 @@ from ..attend import attend
 from ..config import SynthesizerConfig
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..gemm import linear
-from ..masks import AttentionMask, visible_keys
+from ..masks import AttentionMask
 from ..positions import Positions, exporting
 from ..synthesizers import Synthesizer, build_synthesizer
 from ..synthesizers.registry import get_variant
@@ -251,9 +251,9 @@ class SynthesizerMixin(nn.Module):
     ) -> Positions:
         """Where queries and keys stand: by `position_ids`, else by padding on the left where the model counts from there."""
         if position_ids is not None and position_ids.dim() == 2 and position_ids.shape[-1] == length:
-            return Positions.from_position_ids(position_ids, length, key_length, start)
+            return Positions.from_position_ids(position_ids, length, key_length, start, mask)
         if self.counts_from_padding:
-            return Positions.from_left_padding(visible_keys(mask), length, key_length, start)
+            return Positions.from_left_padding(mask, length, key_length, start)
         return Positions.from_position_ids(None, length, key_length, start)
 
     def require_backend(self, mask: Any) -> None:

@@ -30,10 +30,8 @@ class T5Face(SynthesizerMixin):
             "zeros",
             "device",
             "get_seq_length",
-            "q",
-            "k",
-            "v",
-            "o",
+            "clone",
+            "Tensor",
         ]
     )
 

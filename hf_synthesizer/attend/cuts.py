@@ -1,0 +1,209 @@
+"""The strips of the device route: how logits are cut, and what one strip is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+
+from ..masks import AttentionMask
+from .randomness import generator_at
+from .terms import StaticTerm, Terms
+
+NUMBERS = 1 << 25  # logits of a strip, at most: 128 MB in float32, of which a handful are alive at once
+WHOLE = 512  # queries of a short sequence, which go together where NUMBERS allows
+ROWS = 128  # queries of a longer one
+FEWEST = 32  # queries; rather than fewer, some heads at a time
+
+Tensors = Sequence[torch.Tensor | None]
+
+
+class Strip(NamedTuple):
+    """Some heads and queries of all rows of the batch, and how many keys these queries can see."""
+
+    heads: slice
+    queries: slice
+    seen: int
+
+
+def size_of_a_strip(batch: int, heads: int, query_length: int, key_length: int) -> tuple[int, int]:
+    """How many heads and how many queries go together."""
+    together = max(1, min(heads, NUMBERS // (batch * key_length * FEWEST)))
+    most = query_length if max(query_length, key_length) <= WHOLE else ROWS
+    return together, max(1, min(most, NUMBERS // (batch * together * key_length)))
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Everything a strip is made of but the tensors themselves, which are handed in so that autograd sees them.
+
+    The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r), key (1 or B, H, Lk, r), key_bias (1 or B, H or 1, 1, Lk),
+    then an inner and an outer for each tiled term, an explicit (1 or B, 1 or H, 1 or Lq, Lk) each, and weight, table and
+    keys of each static term.
+    """
+
+    batch: int
+    heads: int
+    query_length: int
+    key_length: int
+    tiled_terms: int
+    explicit_terms: int
+    keep: torch.Tensor | None
+    causal_offset: int | torch.Tensor | None
+    dropout: float
+    state: torch.Tensor | None = None
+    """Of the device's generator when the forward began to draw."""
+
+    @classmethod
+    def of(
+        cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float
+    ) -> tuple[Cuts, list[torch.Tensor | None]]:
+        """The cuts, and their tensors in order, cast as autocast would cast what is multiplied."""
+        device = value.device.type
+        cast_down = torch.is_autocast_enabled(device) and value.dtype != torch.float64
+        if cast_down:
+            value = value.to(torch.get_autocast_dtype(device))
+        query: torch.Tensor | None = None
+        key: torch.Tensor | None = None
+        if len(terms.low_rank) == 1:
+            query, key = (factor.to(value.dtype) for factor in terms.low_rank[0])
+        elif terms.low_rank:
+            query, key = terms.joined_low_rank(value)
+        tensors: list[torch.Tensor | None] = [value, query, key, terms.key_bias]
+        for inner, outer, _ in terms.tiled:
+            tensors += [inner, outer]
+        tensors += terms.explicit
+        for term in terms.static:
+            thin = cast_down and term.keys is not None
+            tensors += term if not thin else [term.weight, term.table.to(value.dtype), term.keys.to(value.dtype)]  # type: ignore[union-attr]
+        cuts = cls(
+            batch=len(value),
+            heads=value.shape[1],
+            query_length=terms.query_length,
+            key_length=value.shape[-2],
+            tiled_terms=len(terms.tiled),
+            explicit_terms=len(terms.explicit),
+            keep=mask.keep,
+            causal_offset=mask.causal_offset,
+            dropout=dropout,
+        )
+        return cuts, tensors
+
+    @property
+    def first_explicit(self) -> int:
+        return 4 + 2 * self.tiled_terms
+
+    @property
+    def first_static(self) -> int:
+        return self.first_explicit + self.explicit_terms
+
+    def generator(self, device: torch.device) -> torch.Generator | None:
+        """One that draws what the forward drew; None, the device's own, where nothing was drawn yet."""
+        return None if self.state is None else generator_at(device, self.state)
+
+    def strips(self) -> Iterator[Strip]:
+        """One heads' queries after the other's, all heads at once unless a few queries of theirs are too much."""
+        together, rows = size_of_a_strip(self.batch, self.heads, self.query_length, self.key_length)
+        for head in range(0, self.heads, together):
+            for start in range(0, self.query_length, rows):
+                stop = min(start + rows, self.query_length)
+                seen = self.key_length
+                if isinstance(self.causal_offset, int):
+                    seen = max(1, min(seen, stop + self.causal_offset))
+                yield Strip(slice(head, min(head + together, self.heads)), slice(start, stop), seen)
+
+    def place(self, number: int, tensor: torch.Tensor, tensors: Tensors, strip: Strip) -> tuple[slice, ...]:
+        """Where a strip's part of a tensor lies."""
+        everything, keys = slice(None), slice(strip.seen)
+        if number in (0, 2):
+            return everything, strip.heads, keys
+        if number == 1:
+            return everything, strip.heads, strip.queries
+        if 4 <= number < self.first_explicit:
+            inner = cast(torch.Tensor, tensors[number - number % 2])
+            columns = everything if number % 2 == 0 else slice(-(-strip.seen // inner.shape[-1]))
+            return everything, strip.heads, strip.queries, columns
+        if number < self.first_static:  # it broadcasts to the logits
+            heads = strip.heads if tensor.shape[1] > 1 else everything
+            queries = strip.queries if tensor.shape[2] > 1 else everything
+            return everything, heads, queries, keys
+        kind = (number - self.first_static) % 3
+        heads = strip.heads if len(tensor) > 1 else everything
+        if kind == 0:
+            return (heads,)
+        if kind == 2:
+            return heads, keys
+        thin = tensors[number + 1] is not None
+        return (heads, strip.queries) if thin else (heads, strip.queries, keys)
+
+    def is_whole(self, strip: Strip) -> bool:
+        """Whether there is no other strip."""
+        return (strip.heads, strip.queries) == (slice(0, self.heads), slice(0, self.query_length))
+
+    def is_alone(self, number: int, tensor: torch.Tensor) -> bool:
+        """Whether no number of a tensor is in more than one strip: one number a query, and a head."""
+        if number < self.first_static:
+            return number == 1 or (number > 3 and min(tensor.shape[1:3]) > 1)
+        return (number - self.first_static) % 3 == 1 and len(tensor) == self.heads
+
+    def pieces(self, strip: Strip, tensors: Tensors) -> list[torch.Tensor | None]:
+        """The parts of the tensors that a strip is made of, as views."""
+        return [
+            None if tensor is None else tensor[self.place(number, tensor, tensors, strip)]
+            for number, tensor in enumerate(tensors)
+        ]
+
+    def attend(self, strip: Strip, pieces: Tensors, generator: torch.Generator | None) -> torch.Tensor:
+        """The output (B, g, rows, d_v) of a strip."""
+        value = cast(torch.Tensor, pieces[0])
+        scores = self.logits(strip, pieces)
+        visible = self.visible(strip, scores.device)
+        if visible is not None:
+            # The dtype's minimum and not −inf: a row of −inf alone would put NaN into the gradient.
+            scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1).to(value.dtype).expand(self.batch, -1, -1, -1)
+        if self.dropout:
+            kept = torch.empty_like(weights, memory_format=torch.contiguous_format)
+            weights = weights * kept.bernoulli_(1 - self.dropout, generator=generator).div_(1 - self.dropout)
+        output = weights @ value
+        return output if visible is None else output.masked_fill(~visible.any(-1, keepdim=True), 0.0)
+
+    def visible(self, strip: Strip, device: torch.device) -> torch.Tensor | None:
+        """What the queries of a strip see, as a bool tensor that broadcasts to (B, g, rows, seen); None: everything."""
+        keep = self.keep
+        if keep is not None:
+            keep = keep[
+                :,
+                strip.heads if keep.shape[1] > 1 else slice(None),
+                strip.queries if keep.shape[2] > 1 else slice(None),
+                : strip.seen,
+            ]
+        if self.causal_offset is None:
+            return keep
+        last = torch.arange(strip.queries.start, strip.queries.stop, device=device)[:, None] + self.causal_offset
+        past = (torch.arange(strip.seen, device=device) <= last)[None, None]
+        return past if keep is None else keep & past
+
+    def logits(self, strip: Strip, pieces: Tensors) -> torch.Tensor:
+        """The logits of a strip, in at least float32: (1 or B, g, rows, seen)."""
+        value, query, key, key_bias = pieces[:4]
+        wide = torch.promote_types(cast(torch.Tensor, value).dtype, torch.float32)
+        parts = []
+        if query is not None and key is not None:
+            parts.append(query @ key.transpose(-1, -2))
+        for number in range(4, self.first_explicit, 2):
+            inner, outer = cast(torch.Tensor, pieces[number]), cast(torch.Tensor, pieces[number + 1])
+            parts.append((outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2)[..., : strip.seen])
+        for number in range(self.first_static, len(pieces), 3):
+            term = StaticTerm(*pieces[number : number + 3])  # type: ignore[arg-type]
+            parts.append(term.whole().unsqueeze(0))
+        parts += cast(list[torch.Tensor], pieces[self.first_explicit : self.first_static])
+        if key_bias is not None:
+            parts.append(key_bias)
+        total = parts[0].to(wide)
+        for part in parts[1:]:
+            total = total + part
+        rows, heads = strip.queries.stop - strip.queries.start, strip.heads.stop - strip.heads.start
+        return total.expand(-1, heads, rows, -1)

@@ -1,0 +1,179 @@
+"""The routes of devices that are no processor, taken on a processor: exact, small, and placed where they belong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_synthesizer.attend import as_accelerator, attend, choose_route, cuts, reference, static, strips
+from hf_synthesizer.attend.terms import Terms
+from hf_synthesizer.logits import LowRank, Static
+from hf_synthesizer.masks import AttentionMask
+from tests.test_attend import FORMS, MASKS, leaves, make_form, make_logits, make_mask
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float64: 1e-9}
+
+
+@st.composite
+def problems(draw):
+    query = draw(st.integers(1, 9))
+    return {
+        "names": draw(st.lists(st.sampled_from(FORMS), min_size=1, max_size=3, unique=True)),
+        "weighted": draw(st.booleans()),
+        "mask": draw(st.sampled_from(MASKS)),
+        "shape": (draw(st.integers(1, 3)), draw(st.integers(1, 5)), query, query + draw(st.integers(0, 4))),
+        "width": draw(st.sampled_from([3, 4, 6])),
+        "dtype": draw(st.sampled_from(list(TOLERANCE))),
+        "numbers": draw(st.sampled_from([8, 60, 1 << 20])),
+        "rows": draw(st.sampled_from([2, 3, 128])),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(problems())
+def test_the_routes_of_other_devices_equal_the_reference(problem) -> None:
+    torch.manual_seed(problem["seed"])
+    shape, dtype = problem["shape"], problem["dtype"]
+    logits = make_logits(problem["names"], problem["weighted"], *shape, dtype=dtype)
+    mask = make_mask(problem["mask"], *shape, dtype)
+    batch, heads, _, key = shape
+    value = torch.randn(batch, key, heads, problem["width"], dtype=dtype, requires_grad=True).transpose(1, 2)
+    inputs = leaves(logits, mask, value)
+    expected, _ = reference.attend(logits, value, mask)
+    upstream = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, upstream, allow_unused=True)
+    tolerance, scale = TOLERANCE[dtype], max(1.0, float(expected.detach().abs().max()))
+    with pytest.MonkeyPatch.context() as patch, as_accelerator():
+        patch.setattr(cuts, "NUMBERS", problem["numbers"])
+        patch.setattr(cuts, "ROWS", problem["rows"])
+        patch.setattr(cuts, "WHOLE", 4)
+        patch.setattr(cuts, "FEWEST", 2)
+        for route in (strips, static):
+            terms = Terms.of(logits, mask)
+            if not route.serves(terms, value, mask, 0.0):
+                continue
+            actual = route.attend(terms, value, mask)
+            assert actual.dtype == dtype
+            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * scale)
+            with torch.no_grad():
+                quiet = route.attend(Terms.of(logits, mask), value, mask)
+            torch.testing.assert_close(quiet, expected.detach(), rtol=tolerance, atol=tolerance * scale)
+            for grad, known in zip(
+                torch.autograd.grad(actual, inputs, upstream, allow_unused=True), wanted, strict=True
+            ):
+                if known is not None:
+                    size = max(1.0, float(known.abs().max()))
+                    loose = 10 * tolerance * size if dtype != torch.bfloat16 else 0.1 * size
+                    torch.testing.assert_close(grad, known, rtol=10 * tolerance, atol=loose)
+
+
+@pytest.mark.parametrize("names", [["static", "salience"], ["low_rank", "static_product"], ["biased", "tiled"]])
+def test_strips_have_first_and_second_derivatives(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "NUMBERS", 8)
+    monkeypatch.setattr(cuts, "FEWEST", 2)
+    shape = (2, 2, 3, 4)
+    logits, mask = make_logits(names, True, *shape, dtype=torch.float64), make_mask("right", *shape, torch.float64)
+    value = torch.randn(2, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+    inputs = tuple(leaves(logits, mask, value))
+
+    def run(*_: torch.Tensor) -> torch.Tensor:
+        with as_accelerator():
+            return strips.attend(Terms.of(logits, mask), value, mask)
+
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_strip_drops_the_same_weights_forward_and_backward(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is linear in the values, so its gradient shows the very weights that the forward used."""
+    monkeypatch.setattr(cuts, "NUMBERS", 60)
+    monkeypatch.setattr(cuts, "FEWEST", 2)
+    logits = LowRank(torch.randn(2, 3, 6, 4), torch.randn(1, 3, 7, 4))
+    value = torch.randn(2, 3, 7, 5, requires_grad=True)
+    with as_accelerator():
+        output = strips.attend(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
+        upstream = torch.randn_like(output)
+        torch.rand(3)  # somebody draws in between
+        (grad,) = torch.autograd.grad(output, value, upstream, create_graph=order == 2)
+    torch.testing.assert_close((grad * value).sum(), (output * upstream).sum())
+
+
+def test_strips_drop_and_scale_and_follow_the_seed() -> None:
+    heads, length, p = 2, 64, 0.3
+    logits, eye = Static(torch.randn(heads, length, length)), torch.eye(length).expand(1, heads, -1, -1)
+    expected = logits.materialize().softmax(-1)
+    with as_accelerator():
+        torch.manual_seed(0)
+        weights = attend(logits, eye, dropout=p)[0]  # the values are an identity: the output is the weights
+        other = attend(logits, eye, dropout=p)[0]
+        torch.manual_seed(0)
+        assert torch.equal(attend(logits, eye, dropout=p)[0], weights)
+    kept = weights != 0
+    torch.testing.assert_close(weights[kept], (expected / (1 - p))[kept])
+    assert abs(1 - kept.float().mean() - p) < 0.03
+    assert not torch.equal(other, weights)
+
+
+@pytest.mark.parametrize("names", [["low_rank"], ["static_product", "low_rank"], ["static"], ["tiled"]])
+def test_autocast_casts_on_the_routes_of_other_devices_as_on_the_reference(names: list[str]) -> None:
+    shape = (2, 2, 6, 6)
+    logits, mask = make_logits(names, False, *shape, dtype=torch.float32), make_mask("right", *shape, torch.float32)
+    value = torch.randn(2, 2, 6, 4, requires_grad=True)
+    inputs = leaves(logits, value)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = reference.attend(logits, value, mask)[0]
+        with as_accelerator():
+            actual = strips.attend(Terms.of(logits, mask), value, mask)
+    assert actual.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+    upstream = torch.randn_like(actual)
+    for grad, known in zip(*(torch.autograd.grad(x, inputs, upstream) for x in (actual, expected)), strict=True):
+        assert grad.dtype == torch.float32
+        torch.testing.assert_close(grad, known, rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("form", "mask", "dropout", "dtype", "route"),
+    [
+        ("static", "none", 0.0, torch.float32, "static"),
+        ("static", "none", 0.0, torch.float16, "static"),
+        ("static", "causal", 0.0, torch.bfloat16, "static"),
+        ("static", "right", 0.0, torch.float32, "strips"),
+        ("static", "none", 0.1, torch.float32, "strips"),
+        ("low_rank", "none", 0.0, torch.float32, "sdpa"),
+        ("low_rank", "right", 0.0, torch.float16, "sdpa"),
+        ("low_rank", "none", 0.1, torch.float32, "strips"),  # a processor's kernel drops nothing; a GPU's does
+        ("low_rank", "causal-left", 0.0, torch.float32, "strips"),
+        ("biased", "none", 0.0, torch.float32, "strips"),
+        ("tiled", "none", 0.0, torch.float32, "strips"),
+        ("salience", "right", 0.0, torch.float32, "strips"),
+    ],
+)
+def test_the_rules_by_which_other_devices_choose(
+    form: str, mask: str, dropout: float, dtype: torch.dtype, route: str
+) -> None:
+    shape = (2, 2, 8, 8)
+    logits, made = make_form(form, *shape, dtype), make_mask(mask, *shape, dtype)
+    with as_accelerator():
+        assert choose_route(Terms.of(logits, made), torch.randn(2, 2, 8, 4, dtype=dtype), made, dropout) == route
+
+
+def test_a_table_that_rests_becomes_known_with_the_next_mask() -> None:
+    """Then one product a head serves the whole ragged batch; the question is asked along with that about the mask."""
+    table = torch.randn(2, 6, 6, requires_grad=True)
+    value = torch.randn(3, 2, 6, 4)
+
+    def route(table: torch.Tensor) -> str:
+        mask = make_mask("right", 3, 2, 6, 6, torch.float32)
+        return choose_route(Terms.of(Static(table[:, :, :6]), mask), value, mask, 0.0)
+
+    with as_accelerator():
+        assert route(table) == "strips"  # in training it is another one each step
+        with torch.no_grad():
+            assert [route(table) for _ in range(3)] == ["strips", "static", "static"]
+            table.mul_(100)
+            assert [route(table) for _ in range(3)] == ["strips", "strips", "strips"]

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..errors import UnsupportedModelError
 from ..faces.mixin import SynthesizerMixin
 
 
@@ -109,6 +110,14 @@ class SynthesizerModelMixin:
 
         with pushing(self, repo_id):  # type: ignore[arg-type]
             return super().push_to_hub(repo_id, *args, **kwargs)  # type: ignore[misc]
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise `UnsupportedModelError`: every way to continuous batching starts here, before its threads do."""
+        raise UnsupportedModelError(
+            f"{type(self).__name__} holds synthesized layers, whose logits depend on where a token stands in its own "
+            f"sequence; the paged cache of continuous batching (generate_batch) has no place to say so. Call model.generate() "
+            f"on padded batches instead."
+        )
 
     def _complete(self, folder: Path, repo_id: str | None = None) -> None:
         """Add to a saved checkpoint what lies beside its weights: the card, and the shim."""

@@ -20,8 +20,9 @@ from ..errors import UnsupportedModelError
 from ..logits import Explicit, Logits, LowRank
 from ..positions import Positions
 from ..synthesizers import MixtureSynthesizer, Synthesizer
-from .guest_cache import KeySideCache, past_length
-from .mixin import SynthesizerMixin
+from .caching import past_length, slots_before
+from .guest_cache import KeySideCache
+from .mixin import SynthesizerMixin, says_positions
 from .wiring import any_wiring, find_wiring, in_features, query_heads
 
 NAME = "hf_synthesizer"
@@ -186,7 +187,7 @@ class GuestFace(SynthesizerMixin):
         """
         call: Call = self.__dict__["_call"]
         hidden_states = call.hidden_states
-        self.require_backend(mask)
+        self.require_backend(mask, **arguments)
         self.require_whole(call, query)
         call.answered = True
         heads, length = query.shape[1], query.shape[2]
@@ -197,7 +198,9 @@ class GuestFace(SynthesizerMixin):
         if part is not None:
             part.given = dot_product(query, key, scaling, softcap)
         try:
-            positions = self.positions(call.position_ids, mask, length, value.shape[-2], call.start)
+            known = says_positions(call.position_ids, length)
+            start = slots_before(call.start, length, value.shape[-2], known)
+            positions = self.positions(call.position_ids, mask, length, value.shape[-2], start)
             output, weights = self.synthesize(
                 hidden_states, value, mask, positions, call.key_states, position_bias, is_causal, dropout
             )

@@ -15,6 +15,7 @@ from ..errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedErr
 from ..faces import synthesizer_class
 from ..faces.mixin import SynthesizerMixin
 from ..models import is_stock_model, model_class
+from ..peft import require_no_adapters
 from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json
 from .slots import Slot, find_slots
 
@@ -51,7 +52,7 @@ def patch_model(
         **options: fields of `SynthesizerConfig`, or options of a registered variant.
 
     Raises:
-        UnsupportedModelError: for a model that no family serves.
+        UnsupportedModelError: for a model that no family serves, or one that has adapters of PEFT.
         AlreadyPatchedError: for a model that holds synthesized attention.
         NoMatchingLayerError: for a selection that selects nothing.
         UnknownVariantError, InvalidConfigError: for a variant or an option that cannot be.
@@ -59,6 +60,7 @@ def patch_model(
     A failed patch leaves the model as it was.
     """
     slots, _ = find_slots(model)
+    require_no_adapters(model)
     if any(isinstance(module, SynthesizerMixin) for module in model.modules()):
         raise AlreadyPatchedError(
             f"This {type(model).__name__} is patched already. To patch several layers differently, say so in one call, "

@@ -93,7 +93,7 @@ class GuestFace(SynthesizerMixin):
         # Not the query projection: that is what people adapt with LoRA, and here it is still at its place.
         return self.wiring.fused or self.wiring.key
 
-    def replace_projections(self, config: SynthesizerConfig) -> None:
+    def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
         """Add the synthesizer. Nothing goes; one projection moves to `stock`, so that a guard may have its name."""
         self.wiring = find_wiring(self) or any_wiring(self)
         moved = cast(nn.Module, self._modules[self.guard_name])
@@ -103,7 +103,7 @@ class GuestFace(SynthesizerMixin):
         kept = [cast(nn.Module, self._modules[name]) for name in self.wiring.replaced]
         lost = sum(parameter.numel() for module in kept for parameter in module.parameters())
         self.__dict__["_stock_logit_parameters"] = lost
-        self.synthesizer = self.build(config, cast(torch.Tensor, moved.weight))
+        self.synthesizer = self.build(config, moved, example)
         name = self.guard_name
         setattr(
             type(self), name, moved_projection(name)

@@ -16,6 +16,7 @@ from ..masks import AttentionMask, visible_keys
 from ..positions import Positions, exporting
 from ..synthesizers import Synthesizer, build_synthesizer
 from ..synthesizers.registry import get_variant
+from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
 from .caching import extend, require_known_arguments
 from .lengths import longest_sequence
@@ -88,17 +89,20 @@ class SynthesizerMixin(nn.Module):
         return float(getattr(self, "scaling", getattr(self, "scale", self.dimensions[2] ** -0.5)))
 
     @classmethod
-    def from_stock(cls, stock: nn.Module, config: SynthesizerConfig) -> SynthesizerMixin:
+    def from_stock(
+        cls, stock: nn.Module, config: SynthesizerConfig, example: torch.Tensor | None = None
+    ) -> SynthesizerMixin:
         """A synthesized twin of a stock module, which is left as it was.
 
-        The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections.
+        The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections. `example`
+        is a floating-point tensor of the model around it, for a module that was quantized.
         """
         cls = serving_class(cls, config)
         twin = cls.__new__(cls)
         twin.__dict__.update(stock.__dict__)
         for registry in ("_modules", "_parameters", "_buffers"):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
-        twin.replace_projections(config)
+        twin.replace_projections(config, example)
         return twin
 
     @property
@@ -138,8 +142,11 @@ class SynthesizerMixin(nn.Module):
         """The projection whose stock name a checkpoint takes, so that no stock class fits it."""
         return self.wiring.fused or self.wiring.query
 
-    def replace_projections(self, config: SynthesizerConfig) -> None:
-        """Put a synthesizer where the query and key projections were, on their device and with their dtype."""
+    def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
+        """Put a synthesizer where the query and key projections were, on their device and with their dtype.
+
+        Quantized ones may have none; then it is that of `example`, or torch's default.
+        """
         wiring = find_wiring(self)
         if wiring is None:
             raise UnsupportedModelError(
@@ -148,7 +155,7 @@ class SynthesizerMixin(nn.Module):
         self.wiring = wiring
         hidden_size = in_features(cast(nn.Module, self._modules[wiring.fused or wiring.value]))
         self.__dict__["_dimensions"] = (hidden_size, query_heads(self), head_dim(self))
-        synthesizer = self.build(config, cast(nn.Linear, self._modules[self.guard_name]).weight)
+        synthesizer = self.build(config, cast(nn.Module, self._modules[self.guard_name]), example)
         value = projection_of(self, wiring, "value") if wiring.fused else None
         gone = [cast(nn.Module, self._modules.pop(name)) for name in wiring.replaced]
         lost = sum(parameter.numel() for module in gone for parameter in module.parameters())
@@ -159,12 +166,13 @@ class SynthesizerMixin(nn.Module):
         self.synthesizer = synthesizer
         self.stand_guard(config)
 
-    def build(self, config: SynthesizerConfig, weight: torch.Tensor) -> Synthesizer:
-        """A fresh synthesizer, where a stock weight is and of its dtype."""
+    def build(self, config: SynthesizerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
+        """A fresh synthesizer, where a stock projection is and of its dtype."""
         hidden_size, heads, width = self.dimensions
-        with torch.device(weight.device):
+        device, dtype = place_of(projection, torch.empty(0) if example is None else example)
+        with torch.device(device):
             synthesizer = build_synthesizer(config, hidden_size, heads, config.max_length or 0, head_dim=width)
-        synthesizer.to(weight.dtype)
+        synthesizer.to(dtype)
         synthesizer.set_causal(bool(getattr(self, "is_causal", False)))
         self.take_projections(synthesizer)
         return synthesizer.train(self.training)

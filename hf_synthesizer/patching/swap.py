@@ -98,8 +98,9 @@ def unpatch_model(model: Model) -> Model:
         raise NotPatchedError(f"This {type(model).__name__} cannot be unpatched: {reason}.")
     for name, stock in undo.modules.items():
         twin = model.get_submodule(name)
-        example = next(twin.parameters())
-        stock.to(device=example.device, dtype=example.dtype)
+        example = next((t for t in (*twin.parameters(), *twin.buffers()) if t.is_floating_point()), None)
+        if example is not None:  # a quantized layer may have none
+            stock.to(device=example.device, dtype=example.dtype)
         stock.train(twin.training)
         model.set_submodule(name, stock)
     for name, cls in undo.model_classes.items():
@@ -134,8 +135,9 @@ def rebuild(model: PreTrainedModel) -> None:
 
 def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, keep_description: bool = False) -> Undo:
     """Build everything first, then swap: what can fail comes before the first change."""
+    example = next((p for p in model.parameters() if p.is_floating_point()), None)
     twins = {
-        slot.name: synthesizer_class(type(slot.module)).from_stock(slot.module, plan[slot.label])
+        slot.name: synthesizer_class(type(slot.module)).from_stock(slot.module, plan[slot.label], example)
         for slot in slots
         if slot.label in plan
     }

@@ -109,23 +109,60 @@ class Positions:
         """Whether rows of the batch have positions of their own."""
         return self.query is not None
 
+    @property
+    def at_the_end(self) -> bool:
+        """Whether there is but one query, known to stand on the last slot: no key lies behind it."""
+        return (
+            self.query_length == 1 and not isinstance(self.start, torch.Tensor) and self.key_length == self.start + 1
+        )
+
+    def within(self, max_length: int, device: torch.device) -> Positions:
+        """The same positions, with the room that a static cache has beyond `max_length` placed on the last one.
+
+        No token is there, and a mask hides it; so logits for it may be anything that has a place in the tables.
+
+        Raises:
+            SequenceTooLongError: for a token beyond `max_length`.
+        """
+        self.require(max_length)
+        if self.key_length <= max_length:
+            return self
+        query, key = self.query, self.key
+        if query is None or key is None:
+            query = (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
+            key = torch.arange(self.key_length, device=device).unsqueeze(0)
+        return Positions(self.query_length, self.key_length, self.start, query, key.clamp(max=max_length - 1))
+
     def require(self, max_length: int) -> None:
-        """Raise `SequenceTooLongError` when a position lies beyond `max_length`."""
-        if self.key_length > max_length:
-            raise SequenceTooLongError(
-                f"The sequence has length L = {self.key_length}, but this synthesizer was built for at most "
-                f"N = max_length = {max_length} positions. Truncate the input (tokenizer(..., truncation=True, "
-                f"max_length={max_length})), generate fewer tokens, or patch the model again with "
-                f"patch_model(..., max_length={self.key_length}) and train it."
-            )
-        if self.source is None or torch.compiler.is_compiling():
+        """Raise `SequenceTooLongError` when a token stands beyond `max_length`.
+
+        What counts are tokens and not slots, of which a static cache may have more, and left padding takes some. A compiled
+        graph, which reads no tensor, checks itself when it runs.
+        """
+        traced = torch.compiler.is_compiling()
+        if self.query is not None and not traced:
+            if self.source is None and self.key_length <= max_length:
+                return  # counted from padding: none lies beyond the last key
+            ((_, largest),) = ask(_question(self.query if self.source is None else self.source))
+            if largest >= max_length:
+                raise SequenceTooLongError(
+                    f"position_ids name position {int(largest)}, but this synthesizer was built for "
+                    f"N = max_length = {max_length} positions, 0 to {max_length - 1}. Pass smaller position_ids, or patch "
+                    f"the model again with a larger max_length."
+                )
             return
-        ((_, largest),) = ask(_question(self.source))
-        if largest >= max_length:
+        if self.key_length <= max_length:
+            return
+        used = self.start + self.query_length
+        if traced and isinstance(used, torch.Tensor):
+            torch._assert_async(used <= max_length, f"more than N = max_length = {max_length} positions")
+        elif used > max_length:
             raise SequenceTooLongError(
-                f"position_ids name position {int(largest)}, but this synthesizer was built for "
-                f"N = max_length = {max_length} positions, 0 to {max_length - 1}. Pass smaller position_ids, or patch "
-                f"the model again with a larger max_length."
+                f"The sequence has length L = {int(used)}, but this synthesizer was built for at most "
+                f"N = max_length = {max_length} positions. Truncate the input (tokenizer(..., truncation=True, "
+                f"max_length={max_length}); for a pipeline, pass truncation=True and max_length={max_length} to its call; for "
+                f"SentenceTransformer, set max_seq_length = {max_length}), generate fewer tokens, or patch the model again "
+                f"with patch_model(..., max_length={int(used)}) and train it."
             )
 
     def queries(self, table: torch.Tensor) -> torch.Tensor:

@@ -85,6 +85,8 @@ def push_all(folder: str) -> dict[str, Any]:
     expected["me/bert"] = logits(model)
     model.push_to_hub("me/bert", revision="draft")
     model.push_to_hub("me/described", tags=["extra"])
+    tokenizer().push_to_hub("me/short")
+    patch_model(build("BertForSequenceClassification"), "random", max_length=10).push_to_hub("me/short")
 
     t5 = patch_model(build("T5ForConditionalGeneration"), {"encoder": "dense+salience", "decoder.1": "random"})
     t5.save_pretrained(f"{folder}/t5", push_to_hub=True, repo_id="me/t5", max_shard_size="10KB")
@@ -188,6 +190,15 @@ def test_what_lies_in_the_repo(pushed: Any) -> None:
     assert {file.name for file in (folder / "t5").iterdir()} <= set(server.repos["me/t5"].files())
     pickles = {name for repo in server.repos.values() for name in repo.files() if name.endswith((".bin", ".pt"))}
     assert {Path(name).name for name in pickles} <= {"training_args.bin", "optimizer.pt", "scheduler.pt"}  # Trainer's
+
+
+@pytest.mark.xdist_group("hub")
+def test_the_tokenizer_of_the_repo_learns_how_long_the_input_may_be(pushed: Any) -> None:
+    server, *_ = pushed
+    for repo, longest in (("me/short", 10), ("me/bert", 24)):
+        files = server.repos[repo].files()
+        assert json.loads(files["tokenizer_config.json"])["model_max_length"] == longest
+        assert f"has at most {longest} tokens" in files["README.md"].decode() and "tokenizer.json" in files
 
 
 @pytest.mark.xdist_group("hub")

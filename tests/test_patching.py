@@ -310,11 +310,11 @@ def test_a_failure_while_building_a_layer_leaves_the_model_as_it_was(monkeypatch
     state, *others = snapshot(model)
     original, calls = SynthesizerMixin.replace_projections, []
 
-    def fail_on_the_second(self, config):
+    def fail_on_the_second(self, *arguments):
         calls.append(1)
         if len(calls) == 2:
             raise MemoryError("no room")
-        original(self, config)
+        original(self, *arguments)
 
     monkeypatch.setattr(SynthesizerMixin, "replace_projections", fail_on_the_second)
     with pytest.raises(MemoryError):

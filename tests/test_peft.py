@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, PrefixTuningConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
-from hf_synthesizer import CheckpointMismatchError, NotPatchedError, patch_model
+from hf_synthesizer import CheckpointMismatchError, NotPatchedError, UnsupportedModelError, patch_model
 from hf_synthesizer.peft import load_lora, lora_config_for
 from tests.models import batch, build, first_output
 
@@ -146,3 +147,47 @@ def test_a_base_that_is_patched_in_another_way_is_refused(tmp_path: Path, varian
     with pytest.raises(CheckpointMismatchError, match="does not fit.*patched in another way.*adapter_config.json"):
         load_lora(patch_model(build(BERT), other), tmp_path)
     load_lora(patch_model(build(BERT), variant), tmp_path)
+
+
+def with_prefix(model: Any, task: str) -> Any:
+    """The model under three trained tokens, the same ones for each model."""
+    torch.manual_seed(3)
+    return get_peft_model(model, PrefixTuningConfig(task_type=task, num_virtual_tokens=3)).eval()
+
+
+TASKS = {BERT: "SEQ_CLS", "BertLMHeadModel": "CAUSAL_LM", T5: "SEQ_2_SEQ_LM"}
+
+
+@pytest.mark.parametrize("variant", ["dot_product", "random+dot_product"])
+@pytest.mark.parametrize("head", TASKS)
+def test_prefix_tuning_where_tokens_are_compared(head: str, variant: str) -> None:
+    """With new parts at zero, the patched model computes what the stock one does under the same prefix."""
+    width = {"d_kv": 8} if head == T5 else {}  # PEFT wants heads that fill the model's width
+    model, inputs = build(head, **width), batch(head)
+    expected = first_output(with_prefix(copy.deepcopy(model), TASKS[head])(**inputs))
+    mixing = {"mixing": "sum"} if "+" in variant else {}
+    peft_model = with_prefix(patch_model(model, variant, **mixing), TASKS[head])
+    found = first_output(peft_model(**inputs))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    found.pow(2).mean().backward()
+    assert peft_model.prompt_encoder.default.embedding.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("variant", ["random", "dense", "random+salience", "dot_product+salience"])
+@pytest.mark.parametrize("head", TASKS)
+def test_prefix_tuning_of_layers_without_keys_is_refused(head: str, variant: str) -> None:
+    width = {"d_kv": 8} if head == T5 else {}
+    peft_model = with_prefix(patch_model(build(head, **width), variant), TASKS[head])
+    with pytest.raises(UnsupportedModelError, match="prefix tuning.*dot_product, its mixtures without salience"):
+        peft_model(**batch(head))
+
+
+@pytest.mark.parametrize("head", [BERT, T5])
+def test_patching_what_has_adapters_is_refused(head: str) -> None:
+    peft_model = get_peft_model(build(head), LoraConfig(target_modules=["value" if head == BERT else "v"]))
+    expected = run(peft_model, head)
+    for model in (peft_model.base_model.model, peft_model.get_base_model()):
+        with pytest.raises(UnsupportedModelError, match="has adapters of PEFT.*Patch first, then add adapters.*merge"):
+            patch_model(model, "random")
+    assert torch.equal(run(peft_model, head), expected)
+    patch_model(peft_model.merge_and_unload(), "random")

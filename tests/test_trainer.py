@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     DataCollatorForSeq2Seq,
     DataCollatorWithPadding,
     PreTrainedModel,
@@ -234,3 +235,11 @@ def test_a_card_with_results_for_a_local_trainer(tmp_path: Path) -> None:
 def test_a_card_needs_a_patched_model(tmp_path: Path) -> None:
     with pytest.raises(NotPatchedError, match="has none.*Call patch_model"):
         attach_model_card(make_trainer(build("BertForSequenceClassification"), tmp_path))
+
+
+def test_a_trainers_tokenizer_truncates_where_the_model_ends(tmp_path: Path) -> None:
+    model = patch_model(build("BertForSequenceClassification"), "dense", max_length=12)
+    trainer = make_trainer(model, tmp_path, max_steps=1)
+    attach_model_card(trainer)
+    trainer.save_model(str(tmp_path / "out"))
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 12

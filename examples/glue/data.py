@@ -276,8 +276,12 @@ def between_texts(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> tupl
 
 
 def collator(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> Callable[[list], dict]:
-    """What makes batches of tokenized rows; padding is on the right, where every position keeps its place."""
+    """What makes batches of tokenized rows; padding is on the right, where every position keeps its place.
+
+    The tokenizer is saved beside the model, and truncates there as it does here.
+    """
     tokenizer.padding_side = "right"
+    tokenizer.model_max_length = min(tokenizer.model_max_length, arguments.max_length)
     if arguments.pad_to_max_length:
         return default_data_collator
     if task.multiple_choice:

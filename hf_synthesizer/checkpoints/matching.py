@@ -12,12 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..faces.mixin import SINCE_THEN, SynthesizerMixin
+from ..synthesizers.stock_weights import is_plain
 
 ALIGNMENT = 64
 """Bytes: where torch's own allocations start. Some kernels round differently on memory that starts elsewhere."""
@@ -52,10 +52,7 @@ def guards(model: nn.Module, state_dict: dict[str, Any], prefix: str = "") -> di
 def require_plain_tensors(model: PreTrainedModel, state_dict: dict[str, Any]) -> None:
     """Raise `UnsupportedModelError` for weights that were quantized in memory, for which checkpoints have no format."""
     for name, value in state_dict.items():
-        plain = isinstance(value, torch.Tensor) and (
-            isinstance(value, DTensor) or not is_traceable_wrapper_subclass(value)
-        )
-        if not plain and getattr(model, "hf_quantizer", None) is None:
+        if not is_plain(value) and getattr(model, "hf_quantizer", None) is None:
             raise UnsupportedModelError(
                 f"{name!r} of this {type(model).__name__} was quantized in memory, and cannot be saved so. Save it before "
                 f"it is quantized, load that checkpoint, and quantize again."

@@ -34,6 +34,7 @@ from ..synthesizers.mixture import MixtureSynthesizer
 from ..synthesizers.registry import get_variant
 from .auto import serving_auto_classes
 from .model_mixin import stock_class
+from .tokenizer_length import longest_input, shorten
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -94,7 +95,8 @@ def attach_model_card(trainer: Trainer) -> None:
     """From now on this trainer's `create_model_card` and `push_to_hub` write our card, with the training results.
 
     Trainer writes a card of its own, over whatever is there. Its metadata (datasets, metrics, license) are kept; a card
-    that somebody wrote, in the output folder or on the Hub, is merged.
+    that somebody wrote, in the output folder or on the Hub, is merged. The trainer's tokenizer, which it saves beside the
+    model, truncates at the model's longest input from now on.
 
     Raises:
         NotPatchedError: when the trainer's model is not patched.
@@ -105,6 +107,7 @@ def attach_model_card(trainer: Trainer) -> None:
             f"attach_model_card() describes synthesized layers, but the trainer's {type(model).__name__} has none. "
             f"Call patch_model() on the model before the Trainer is made."
         )
+    shorten(trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None), model)
     create_trainers_card = trainer.create_model_card
 
     @wraps(create_trainers_card)
@@ -217,6 +220,7 @@ def _section(model: PreTrainedModel, repo_id: str, trainer: Trainer | None) -> s
         swapped=len(report.swapped),
         total=len(report.layers),
         variants=_variants(model),
+        longest=longest_input(model),
         logits_before=sum(layer.before for layer in report.swapped),
         logits_after=sum(layer.after for layer in report.swapped),
         parameters_before=report.parameters_before,

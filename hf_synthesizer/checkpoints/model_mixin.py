@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..errors import UnsupportedModelError
 from ..faces.mixin import SynthesizerMixin
 from ..synthesizers.mixture import MixtureSynthesizer
 
@@ -113,13 +114,23 @@ class SynthesizerModelMixin:
         with pushing(self, repo_id):  # type: ignore[arg-type]
             return super().push_to_hub(repo_id, *args, **kwargs)  # type: ignore[misc]
 
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise `UnsupportedModelError`: every way to continuous batching starts here, before its threads do."""
+        raise UnsupportedModelError(
+            f"{type(self).__name__} holds synthesized layers, whose logits depend on where a token stands in its own "
+            f"sequence; the paged cache of continuous batching (generate_batch) has no place to say so. Call model.generate() "
+            f"on padded batches instead."
+        )
+
     def _complete(self, folder: Path, repo_id: str | None = None) -> None:
-        """Add to a saved checkpoint what lies beside its weights: the card, and the shim."""
+        """Add to a saved checkpoint what lies beside its weights: the card, the shim, and a tokenizer's new maximum."""
         from .auto import write_shim
         from .model_card import write_model_card
+        from .tokenizer_length import shorten_saved
 
         write_shim(folder)
         write_model_card(self, folder, repo_id=repo_id)  # type: ignore[arg-type]
+        shorten_saved(folder, self)  # type: ignore[arg-type]
         if re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-\d+", folder.resolve().name):
             # Trainer's pushes during training copy the weights up to its output folder, by names that it knows.
             write_shim(folder.parent)
@@ -129,9 +140,12 @@ class SynthesizerModelMixin:
     ) -> Any:
         from .auto import SHIM
         from .model_card import FILE
+        from .tokenizer_length import shorten_pushed
 
         # Transformers has just put a card there, the repo's or an empty form.
         self._complete(Path(working_dir), repo_id)
+        hub_arguments = {name: kwargs[name] for name in ("token", "revision") if kwargs.get(name) is not None}
+        shorten_pushed(Path(working_dir), self, repo_id, **hub_arguments)  # type: ignore[arg-type]
         ours = (SHIM.name, FILE)
         timestamps = {name: time for name, time in files_timestamps.items() if name not in ours}
         return super()._upload_modified_files(working_dir, repo_id, timestamps, *args, **kwargs)  # type: ignore[misc]

@@ -20,8 +20,9 @@ from ..errors import UnsupportedModelError
 from ..logits import Explicit, Logits, LowRank
 from ..positions import Positions
 from ..synthesizers import MixtureSynthesizer, Synthesizer
-from .guest_cache import KeySideCache, past_length
-from .mixin import SynthesizerMixin
+from .caching import past_length, slots_before
+from .guest_cache import KeySideCache
+from .mixin import SynthesizerMixin, says_positions
 from .wiring import any_wiring, find_wiring, in_features, query_heads
 
 NAME = "hf_synthesizer"
@@ -92,7 +93,7 @@ class GuestFace(SynthesizerMixin):
         # Not the query projection: that is what people adapt with LoRA, and here it is still at its place.
         return self.wiring.fused or self.wiring.key
 
-    def replace_projections(self, config: SynthesizerConfig) -> None:
+    def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
         """Add the synthesizer. Nothing goes; one projection moves to `stock`, so that a guard may have its name."""
         self.wiring = find_wiring(self) or any_wiring(self)
         moved = cast(nn.Module, self._modules[self.guard_name])
@@ -102,7 +103,7 @@ class GuestFace(SynthesizerMixin):
         kept = [cast(nn.Module, self._modules[name]) for name in self.wiring.replaced]
         lost = sum(parameter.numel() for module in kept for parameter in module.parameters())
         self.__dict__["_stock_logit_parameters"] = lost
-        self.synthesizer = self.build(config, cast(torch.Tensor, moved.weight))
+        self.synthesizer = self.build(config, moved, example)
         name = self.guard_name
         setattr(
             type(self), name, moved_projection(name)
@@ -186,7 +187,7 @@ class GuestFace(SynthesizerMixin):
         """
         call: Call = self.__dict__["_call"]
         hidden_states = call.hidden_states
-        self.require_backend(mask)
+        self.require_backend(mask, **arguments)
         self.require_whole(call, query)
         call.answered = True
         heads, length = query.shape[1], query.shape[2]
@@ -197,7 +198,9 @@ class GuestFace(SynthesizerMixin):
         if part is not None:
             part.given = dot_product(query, key, scaling, softcap)
         try:
-            positions = self.positions(call.position_ids, mask, length, value.shape[-2], call.start)
+            known = says_positions(call.position_ids, length)
+            start = slots_before(call.start, length, value.shape[-2], known)
+            positions = self.positions(call.position_ids, mask, length, value.shape[-2], start)
             output, weights = self.synthesize(
                 hidden_states, value, mask, positions, call.key_states, position_bias, is_causal, dropout
             )

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .caching import grouped, store, ungrouped
+
 if TYPE_CHECKING:
     from .guest import Call, GuestFace
 
@@ -33,22 +35,11 @@ class KeySideCache:
         return KeySideCache(self.cache.self_attention_cache, self.layer, self.call)
 
     def update(
-        self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As the cache's own, with keys (B, G, L, d_h + w) for G groups of heads."""
         states, width = self.call.key_states, key.shape[-1]
-        batch, heads, length, own = states.shape
-        groups = key.shape[1]
-        grouped = states.view(batch, groups, heads // groups, length, own).transpose(2, 3).flatten(3)
-        key, value = self.cache.update(torch.cat([key, grouped.to(key.dtype)], dim=-1), value, *args, **kwargs)
-        key, grouped = key[..., :width], key[..., width:]
-        states = grouped.unflatten(-1, (heads // groups, own)).transpose(2, 3).flatten(1, 2)
-        self.call.key_states = states  # (B, H, Lk, w)
-        return key, value
-
-
-def past_length(cache: Any, layer_idx: int) -> int | torch.Tensor:
-    """How many tokens a layer's cache holds before it is updated."""
-    own = getattr(cache, "self_attention_cache", cache)
-    length = own.get_seq_length(layer_idx)
-    return length.clone() if isinstance(length, torch.Tensor) else length  # a static cache counts on in place
+        own = grouped(states, key.shape[1]).to(key.dtype)
+        key, value = store(self.cache, layer_idx, torch.cat([key, own], dim=-1), value, *args, **kwargs)
+        self.call.key_states = ungrouped(key[..., width:], states.shape[1])  # (B, H, Lk, w)
+        return key[..., :width], value

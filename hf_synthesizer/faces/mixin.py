@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.cache_utils import QuantizedLayer
 
 from ..attend import attend
 from ..config import SynthesizerConfig
@@ -17,7 +16,9 @@ from ..masks import AttentionMask
 from ..positions import Positions, exporting
 from ..synthesizers import Synthesizer, build_synthesizer
 from ..synthesizers.registry import get_variant
+from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
+from .caching import extend, require_known_arguments
 from .lengths import longest_sequence
 from .wiring import (
     OUTPUT_DROPOUTS,
@@ -90,17 +91,20 @@ class SynthesizerMixin(nn.Module):
         return float(getattr(self, "scaling", getattr(self, "scale", self.dimensions[2] ** -0.5)))
 
     @classmethod
-    def from_stock(cls, stock: nn.Module, config: SynthesizerConfig) -> SynthesizerMixin:
+    def from_stock(
+        cls, stock: nn.Module, config: SynthesizerConfig, example: torch.Tensor | None = None
+    ) -> SynthesizerMixin:
         """A synthesized twin of a stock module, which is left as it was.
 
-        The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections.
+        The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections. `example`
+        is a floating-point tensor of the model around it, for a module that was quantized.
         """
         cls = serving_class(cls, config)
         twin = cls.__new__(cls)
         twin.__dict__.update(stock.__dict__)
         for registry in ("_modules", "_parameters", "_buffers"):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
-        twin.replace_projections(config)
+        twin.replace_projections(config, example)
         return twin
 
     @property
@@ -140,8 +144,11 @@ class SynthesizerMixin(nn.Module):
         """The projection whose stock name a checkpoint takes, so that no stock class fits it."""
         return self.wiring.fused or self.wiring.query
 
-    def replace_projections(self, config: SynthesizerConfig) -> None:
-        """Put a synthesizer where the query and key projections were, on their device and with their dtype."""
+    def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
+        """Put a synthesizer where the query and key projections were, on their device and with their dtype.
+
+        Quantized ones may have none; then it is that of `example`, or torch's default.
+        """
         wiring = find_wiring(self)
         if wiring is None:
             raise UnsupportedModelError(
@@ -150,7 +157,7 @@ class SynthesizerMixin(nn.Module):
         self.wiring = wiring
         hidden_size = in_features(cast(nn.Module, self._modules[wiring.fused or wiring.value]))
         self.__dict__["_dimensions"] = (hidden_size, query_heads(self), head_dim(self))
-        synthesizer = self.build(config, cast(nn.Linear, self._modules[self.guard_name]).weight)
+        synthesizer = self.build(config, cast(nn.Module, self._modules[self.guard_name]), example)
         value = projection_of(self, wiring, "value") if wiring.fused else None
         gone = [cast(nn.Module, self._modules.pop(name)) for name in wiring.replaced]
         lost = sum(parameter.numel() for module in gone for parameter in module.parameters())
@@ -161,12 +168,13 @@ class SynthesizerMixin(nn.Module):
         self.synthesizer = synthesizer
         self.stand_guard(config)
 
-    def build(self, config: SynthesizerConfig, weight: torch.Tensor) -> Synthesizer:
-        """A fresh synthesizer, where a stock weight is and of its dtype."""
+    def build(self, config: SynthesizerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
+        """A fresh synthesizer, where a stock projection is and of its dtype."""
         hidden_size, heads, width = self.dimensions
-        with torch.device(weight.device):
+        device, dtype = place_of(projection, torch.empty(0) if example is None else example)
+        with torch.device(device):
             synthesizer = build_synthesizer(config, hidden_size, heads, config.max_length or 0, head_dim=width)
-        synthesizer.to(weight.dtype)
+        synthesizer.to(dtype)
         synthesizer.set_causal(bool(getattr(self, "is_causal", False)))
         self.take_projections(synthesizer)
         return synthesizer.train(self.training)
@@ -186,6 +194,9 @@ class SynthesizerMixin(nn.Module):
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
         position_bias: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        is_causal: bool | None = None,
+        need_weights: bool | None = None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What most forwards are: values, cache, positions, logits and softmax, output projection.
@@ -195,17 +206,19 @@ class SynthesizerMixin(nn.Module):
             attention_mask: (B, 1 or H, Lq, Lk), bool or additive, or None.
             past_key_values: the cache of a decoder.
             position_bias: (1 or B, H, Lq, Lk), added to the logits.
-            **arguments: what else the caller gave: `position_ids`, `is_causal` and `need_weights` count.
+            position_ids: (B or 1, L), where the tokens stand.
+            is_causal: whether a query sees the past alone where there is no mask; as the module says if None.
+            need_weights: whether weights are wanted; under eager only, if None.
+            **arguments: what else the caller gave.
 
         Raises:
             UnsupportedModelError: for an argument that changes attention and is unknown here.
         """
-        self.require_backend(attention_mask)
-        value = self.project_values(hidden_states)
-        key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values)
-        positions = self.positions(
-            arguments.get("position_ids"), attention_mask, hidden_states.shape[1], value.shape[-2], past_length
-        )
+        self.require_backend(attention_mask, **arguments)
+        length, value = hidden_states.shape[1], self.project_values(hidden_states)
+        known = says_positions(position_ids, length)
+        key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values, known)
+        positions = self.positions(position_ids, attention_mask, length, value.shape[-2], past_length)
         output, weights = self.synthesize(
             hidden_states,
             value,
@@ -213,8 +226,8 @@ class SynthesizerMixin(nn.Module):
             positions,
             key_states,
             position_bias,
-            is_causal=arguments.get("is_causal"),
-            need_weights=arguments.get("need_weights"),
+            is_causal=is_causal,
+            need_weights=need_weights,
         )
         return self.project_output(output, hidden_states), weights
 
@@ -250,14 +263,19 @@ class SynthesizerMixin(nn.Module):
         start: int | torch.Tensor,
     ) -> Positions:
         """Where queries and keys stand: by `position_ids`, else by padding on the left where the model counts from there."""
-        if position_ids is not None and position_ids.dim() == 2 and position_ids.shape[-1] == length:
+        if says_positions(position_ids, length):
             return Positions.from_position_ids(position_ids, length, key_length, start, mask)
         if self.counts_from_padding:
             return Positions.from_left_padding(mask, length, key_length, start)
         return Positions.from_position_ids(None, length, key_length, start)
 
-    def require_backend(self, mask: Any) -> None:
-        """Raise `UnsupportedModelError` for an attention backend whose masks this layer cannot read."""
+    def require_backend(self, mask: Any, **arguments: Any) -> None:
+        """Raise `UnsupportedModelError` for what this layer cannot serve as the stock one would.
+
+        That is an argument (`arguments`: those that the face has no answer to) which changes what is computed, and an
+        attention backend whose masks cannot be read.
+        """
+        require_known_arguments(arguments)
         backend = self.backend
         if backend not in BACKENDS or not (mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 4)):
             found = f"a mask of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
@@ -300,8 +318,7 @@ class SynthesizerMixin(nn.Module):
             # What Transformers' own functions assume of a module that does not say.
             is_causal = getattr(self, "is_causal", self.backend == "sdpa")
         # Under sdpa Transformers passes no mask where a plain triangle would do: the module itself has to be causal.
-        one_step = positions.query_length == 1 and not isinstance(positions.start, torch.Tensor)
-        causal = is_causal and mask is None and not one_step
+        causal = is_causal and mask is None and not positions.at_the_end
         attention_mask = AttentionMask.from_tensor(mask, causal_offset=positions.start if causal else None)
         logits = self.synthesizer(hidden_states, key_states, positions)
         output, weights = attend(
@@ -318,25 +335,17 @@ class SynthesizerMixin(nn.Module):
         return output.flatten(2), weights
 
     def update_cache(
-        self, hidden_states: torch.Tensor, value: torch.Tensor, past_key_values: Cache | None
+        self,
+        hidden_states: torch.Tensor,
+        value: torch.Tensor,
+        past_key_values: Cache | None,
+        positions_known: bool = False,
     ) -> tuple[torch.Tensor | None, torch.Tensor, int | torch.Tensor]:
-        """Add the new tokens to the cache: key states and values of all tokens, and how many were there before.
-
-        Pure synthesizers look at no other token, so that only values have to be kept; a key of width 1 stands in,
-        because Transformers reads a cache's length off its keys. A quantized cache works on groups of numbers, which one
-        a key would not fill: there keys are as wide as values.
-        """
+        """Add the new tokens to the cache: key states and values of all tokens, and how many slots lie before (`extend`)."""
         key_states = self.synthesizer.project_keys(hidden_states)
-        if past_key_values is None:
-            return key_states, value, 0
-        cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-        past_length = cache.get_seq_length(self.layer_idx)
-        if isinstance(past_length, torch.Tensor):
-            past_length = past_length.clone()  # a static cache counts on in place
-        stored = value.new_zeros(*value.shape[:-1], 1) if key_states is None else key_states
-        width = stored.shape[-1]
-        layers = getattr(cache, "layers", ())
-        if self.layer_idx < len(layers) and isinstance(layers[self.layer_idx], QuantizedLayer):
-            stored = nn.functional.pad(stored, (0, max(0, value.shape[-1] - width)))
-        stored, value = cache.update(stored, value, self.layer_idx)
-        return None if key_states is None else stored[..., :width], value, past_length
+        return extend(past_key_values, self.layer_idx, key_states, value, positions_known)
+
+
+def says_positions(position_ids: torch.Tensor | None, length: int) -> bool:
+    """Whether these are the positions of that many tokens, one number each."""
+    return position_ids is not None and position_ids.dim() == 2 and position_ids.shape[-1] == length

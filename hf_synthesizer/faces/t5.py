@@ -45,7 +45,8 @@ class T5Face(SynthesizerMixin):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         self.require_own_states(key_value_states)
-        self.require_backend(mask)
+        is_causal = kwargs.pop("is_causal", None)
+        self.require_backend(mask, **kwargs)
         length = hidden_states.shape[1]
         key_states, value, past_length = self.update_cache(
             hidden_states, self.project_values(hidden_states), past_key_values
@@ -60,5 +61,7 @@ class T5Face(SynthesizerMixin):
                 )
             else:
                 position_bias = value.new_zeros(1, self.dimensions[1], length, key_length)
-        output, weights = self.synthesize(hidden_states, value, mask, positions, key_states, position_bias)
+        output, weights = self.synthesize(
+            hidden_states, value, mask, positions, key_states, position_bias, is_causal=is_causal
+        )
         return self.project_output(output, hidden_states), position_bias, weights

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedModelError
+from ..synthesizers.stock_weights import is_quantized
 
 SEPARATE = (
     # query, key, value, and the names that the output projection may have beside them
@@ -153,7 +154,16 @@ def in_features(projection: nn.Module) -> int:
 
 
 def rows_of(projection: nn.Module, rows: torch.Tensor) -> nn.Linear:
-    """A `Linear` of its own with these rows of a projection; `Conv1D` keeps its weight transposed."""
+    """A `Linear` of its own with these rows of a projection; `Conv1D` keeps its weight transposed.
+
+    Raises:
+        UnsupportedModelError: for a quantized projection, whose rows nobody can take.
+    """
+    if is_quantized(projection):
+        raise UnsupportedModelError(
+            "This model makes queries, keys and values by one projection, or several heads share a key, and its projections "
+            "were quantized, so that none can be cut out. Patch the model before it is quantized."
+        )
     weight = cast(torch.Tensor, projection.weight)
     weight = weight if hasattr(projection, "out_features") else weight.t()
     bias = cast("torch.Tensor | None", getattr(projection, "bias", None))

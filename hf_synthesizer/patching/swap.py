@@ -15,6 +15,7 @@ from ..errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedErr
 from ..faces import synthesizer_class
 from ..faces.mixin import SynthesizerMixin
 from ..models import is_stock_model, model_class
+from ..peft import require_no_adapters
 from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json
 from .slots import Slot, find_slots
 
@@ -51,7 +52,7 @@ def patch_model(
         **options: fields of `SynthesizerConfig`, or options of a registered variant.
 
     Raises:
-        UnsupportedModelError: for a model that no family serves.
+        UnsupportedModelError: for a model that no family serves, or one that has adapters of PEFT.
         AlreadyPatchedError: for a model that holds synthesized attention.
         NoMatchingLayerError: for a selection that selects nothing.
         UnknownVariantError, InvalidConfigError: for a variant or an option that cannot be.
@@ -59,6 +60,7 @@ def patch_model(
     A failed patch leaves the model as it was.
     """
     slots, _ = find_slots(model)
+    require_no_adapters(model)
     if any(isinstance(module, SynthesizerMixin) for module in model.modules()):
         raise AlreadyPatchedError(
             f"This {type(model).__name__} is patched already. To patch several layers differently, say so in one call, "
@@ -96,8 +98,9 @@ def unpatch_model(model: Model) -> Model:
         raise NotPatchedError(f"This {type(model).__name__} cannot be unpatched: {reason}.")
     for name, stock in undo.modules.items():
         twin = model.get_submodule(name)
-        example = next(twin.parameters())
-        stock.to(device=example.device, dtype=example.dtype)
+        example = next((t for t in (*twin.parameters(), *twin.buffers()) if t.is_floating_point()), None)
+        if example is not None:  # a quantized layer may have none
+            stock.to(device=example.device, dtype=example.dtype)
         stock.train(twin.training)
         model.set_submodule(name, stock)
     for name, cls in undo.model_classes.items():
@@ -132,8 +135,9 @@ def rebuild(model: PreTrainedModel) -> None:
 
 def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, keep_description: bool = False) -> Undo:
     """Build everything first, then swap: what can fail comes before the first change."""
+    example = next((p for p in model.parameters() if p.is_floating_point()), None)
     twins = {
-        slot.name: synthesizer_class(type(slot.module)).from_stock(slot.module, plan[slot.label])
+        slot.name: synthesizer_class(type(slot.module)).from_stock(slot.module, plan[slot.label], example)
         for slot in slots
         if slot.label in plan
     }

@@ -109,7 +109,7 @@ class Synthesizer(nn.Module):
             positions = Positions(hidden_states.shape[-2], hidden_states.shape[-2])
         if key_states is None:
             key_states = self.project_keys(hidden_states)
-        positions.require(self.max_length)
+        positions = positions.within(self.max_length, hidden_states.device)
         return self.synthesize(hidden_states, key_states, positions)
 
     def split_heads(self, projected: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from ..choices import Choice
+from ..errors import UnsupportedModelError
 from ..gemm import linear
 from ..logits import Logits, Sparse
 from ..positions import Positions
 from .base import Synthesizer
+from .stock_weights import is_quantized
 
 
 class SharedProjectionSynthesizer(Synthesizer):
@@ -40,6 +42,17 @@ class SharedProjectionSynthesizer(Synthesizer):
         return self.head_dim
 
     def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
+        """Start as the mean of the two projections.
+
+        Raises:
+            UnsupportedModelError: for quantized ones, which have none.
+        """
+        if is_quantized(query) or is_quantized(key):
+            raise UnsupportedModelError(
+                f"The variant {self.variant!r} starts as the mean of the stock query and key projections, but these were "
+                f"quantized, and cannot be averaged. Patch the model before it is quantized, or "
+                f"take a variant that makes no use of them, or dot_product, which keeps them as they are."
+            )
         self.projection, self.scaling = copy.deepcopy(query), scaling
         with torch.no_grad():
             for shared, other in zip(self.projection.parameters(), key.parameters(), strict=True):

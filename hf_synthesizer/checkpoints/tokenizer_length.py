@@ -1,0 +1,87 @@
+"""The longest input of a patched model, for the tokenizer that lies beside it.
+
+`truncation=True` cuts at the tokenizer's own maximum, which is the base model's; a synthesizer may be built for less.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..faces.mixin import SynthesizerMixin
+from ..patching.slots import find_slots
+
+logger = logging.get_logger(__name__)
+
+FILE = "tokenizer_config.json"
+READS_TEXT = re.compile("text|language|decoder|lm")
+"""What models of several stacks call the one that reads text."""
+
+
+def longest_input(model: PreTrainedModel) -> int | None:
+    """The least max_length among the synthesized layers that read the model's text; None where none does.
+
+    In an encoder-decoder these are the encoder's: what the decoder writes is no business of a tokenizer's truncation. In a
+    model of several towers, that of the text.
+    """
+    slots, _ = find_slots(model)
+    stacks = {slot.stack for slot in slots}
+    readers = stacks if len(stacks) == 1 else {stack for stack in stacks if READS_TEXT.search(stack)}
+    readers = {"encoder"} if "encoder" in stacks else readers
+    return min(
+        (_length(slot.module) for slot in slots if slot.stack in readers and _is_ours(slot.module)), default=None
+    )
+
+
+def shorten(tokenizer: Any, model: PreTrainedModel) -> None:
+    """Let a tokenizer truncate at the model's longest input, in place, unless it does so earlier."""
+    longest = longest_input(model)
+    if longest is not None and isinstance(tokenizer, PreTrainedTokenizerBase):
+        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
+
+
+def shorten_saved(folder: Path, model: PreTrainedModel) -> None:
+    """The same for a tokenizer that was saved into a folder, if one was. A file that cannot be read stays as it is."""
+    path, longest = folder / FILE, longest_input(model)
+    if longest is None or not path.exists():
+        return
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        short_enough = settings.get("model_max_length", longest + 1) <= longest
+    except (ValueError, AttributeError, TypeError) as error:
+        logger.warning("%s stays as it is: it cannot be read (%s).", path, error)
+        return
+    if not short_enough:
+        settings["model_max_length"] = longest
+        path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def shorten_pushed(folder: Path, model: PreTrainedModel, repo_id: str, **hub_arguments: Any) -> None:
+    """The same for a tokenizer that is in the repository already: a changed copy joins what is about to be pushed."""
+    path = folder / FILE
+    if path.exists():
+        return
+    try:
+        pushed = Path(hf_hub_download(repo_id, FILE, **hub_arguments)).read_text(encoding="utf-8")
+    except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
+        return
+    path.write_text(pushed, encoding="utf-8")
+    shorten_saved(folder, model)
+    if path.read_text(encoding="utf-8") == pushed:
+        path.unlink()
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return isinstance(module, SynthesizerMixin)
+
+
+def _length(module: Any) -> int:
+    return module.synthesizer.max_length

@@ -9,6 +9,7 @@ from torch import nn
 from transformers.cache_utils import QuantizedLayer
 
 from ..attend import attend
+from ..checkpoints.guard import Guard
 from ..config import SynthesizerConfig
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..masks import AttentionMask
@@ -24,8 +25,8 @@ BACKENDS = ("eager", "sdpa")
 class SynthesizerMixin(nn.Module):
     """Mixed into a stock attention class: `class SynthesizerXxx(SynthesizerMixin, Xxx)`.
 
-    The stock module keeps its values, its output and its place in the model; its query and key projections go, and
-    `synthesizer` makes the logits. A family says what its projections are called, what its dimensions are, how long
+    The stock module keeps its values, its output and its place in the model; its query and key projections go,
+    `synthesizer` makes the logits, and a `Guard` stands where the query projection was. A family says what its projections are called, what its dimensions are, how long
     its sequences are, and how its forward signature reads.
     """
 
@@ -75,18 +76,12 @@ class SynthesizerMixin(nn.Module):
         twin.replace_projections(config)
         return twin
 
-    @property
-    def guard(self) -> str:
-        """The stock name of the query projection's weight, which a checkpoint takes so that no stock class fits it."""
-        return f"{self.projections[0]}.weight"
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """A state dict that has this layer's values must have its synthesizer, even where missing keys are allowed.
 
         Trainer loads its checkpoints so; a stock one would leave the synthesizer as it was, with no more than a
         warning.
         """
-        state_dict.pop(prefix + self.guard, None)
         own = [prefix + name for name in self.state_dict() if name.startswith("synthesizer.")]
         missing = [name for name in own if name not in state_dict]
         if missing and f"{prefix}{self.value_projection}.weight" in state_dict:
@@ -116,6 +111,7 @@ class SynthesizerMixin(nn.Module):
         synthesizer.load_stock(query=query, key=key, scaling=self.scaling)
         synthesizer.train(self.training)
         self.synthesizer = synthesizer
+        self.register_module(self.projections[0], Guard(config, weight.device).train(self.training))
 
     def require_backend(self, mask: Any) -> None:
         """Raise `UnsupportedModelError` for an attention backend whose masks this layer cannot read."""
@@ -147,6 +143,9 @@ class SynthesizerMixin(nn.Module):
             key_states: what the logits need to know of the keys' tokens, cached ones included.
             position_bias: (1 or B, H, Lq, Lk), added to the logits.
         """
+        guard = self._modules[self.projections[0]]
+        if isinstance(guard, Guard):  # PEFT may have wrapped it
+            guard.require(f"layer {self.layer_idx} of this model")
         # Under sdpa Transformers passes no mask where a plain triangle would do: the module itself has to be causal.
         one_step = positions.query_length == 1 and not isinstance(positions.start, torch.Tensor)
         causal = self.is_causal and mask is None and not one_step

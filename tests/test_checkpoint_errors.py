@@ -64,9 +64,18 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no layers": (lambda s: s.pop("layers"), r"config\.json is damaged"),
     "a configuration that is not there": (lambda s: s["layers"].update(encoder=[0, 7]), r"config\.json is damaged"),
     "too many layers": (lambda s: s["layers"].update(encoder=[0, 1, 1]), r"layer 'encoder\.2'.*has only 2"),
-    "wrong shape": (lambda s: s["configs"][0].update(rank=3), rf"checkpoint .*'{LAYER}'.*their rank is 8, here it is 3\..*config\.json"),
-    "wrong length": (lambda s: s["configs"][1].update(max_length=9), r"checkpoint .*their max_length is 24, here it is 9\..*config\.json"),
-    "another variant": (lambda s: s["configs"][0].update(variant="random"), r"checkpoint .*their variant is 'factorized_random', here it is 'random'"),
+    "wrong shape": (
+        lambda s: s["configs"][0].update(rank=3),
+        rf"checkpoint .*'{LAYER}'.*their rank is 8, here it is 3\..*config\.json",
+    ),
+    "wrong length": (
+        lambda s: s["configs"][1].update(max_length=9),
+        r"checkpoint .*their max_length is 24, here it is 9\..*config\.json",
+    ),
+    "another variant": (
+        lambda s: s["configs"][0].update(variant="random"),
+        r"checkpoint .*their variant is 'factorized_random', here it is 'random'",
+    ),
     "a layer less": (
         lambda s: s["layers"].update(encoder=[None, 1]),
         rf"holds the tensor '{LAYER}\.synthesizer\.key_factor'.*'synthesizer' of its config\.json has no place",

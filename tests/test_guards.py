@@ -32,7 +32,11 @@ OTHERS = {
     "the hash": (("lsh_simple", {}), ("alsh_xbox", {}), "variant is 'lsh_simple', here it is 'alsh_xbox'"),
     "qnf": (("alsh_sign", {"qnf": True}), ("alsh_sign", {}), "qnf is True, here it is False"),
     "bucket_size": (("alsh_sign", {}), ("alsh_sign", {"bucket_size": 8}), "bucket_size is 32, here it is 8"),
-    "max_length": (("routing", {"max_length": 24}), ("routing", {"max_length": 16}), "max_length is 24, here it is 16"),
+    "max_length": (
+        ("routing", {"max_length": 24}),
+        ("routing", {"max_length": 16}),
+        "max_length is 24, here it is 16",
+    ),
     "two options": (
         ("sparse_strided", {"stride": 2}),
         ("sparse_fixed", {"stride": 8}),

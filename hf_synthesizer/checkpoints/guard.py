@@ -80,12 +80,12 @@ class Guard(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         found = state_dict.get(f"{prefix}weight")
-        own = isinstance(found, torch.Tensor) and found.shape == self.weight.shape and _readable(found)
-        if own:
+        if not isinstance(found, torch.Tensor) or found.shape != self.weight.shape or not _readable(found):
+            super()._load_from_state_dict(state_dict, prefix, *args)
+        else:
             self._require_own(found, repr(prefix.removesuffix(".").rpartition(".")[0] or "this layer"))
             state_dict[f"{prefix}weight"] = self._tensor(found.device)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if own:
+            super()._load_from_state_dict(state_dict, prefix, *args)
             self.accepted = self.weight
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Guard:

@@ -137,6 +137,13 @@ def test_synthesizers_are_never_started_afresh_on_loading(folder: Path) -> None:
         AutoModel.from_pretrained(folder, ignore_mismatched_sizes=True)
 
 
+def test_code_that_catches_what_transformers_raises_catches_ours(tmp_path: Path) -> None:
+    patch_model(build("BertForSequenceClassification"), "dense").save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="num_labels|mismatch|classifier") as caught:
+        AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=42)
+    assert isinstance(caught.value, CheckpointMismatchError)
+
+
 def test_a_head_of_another_size_is_started_afresh_when_asked(tmp_path: Path) -> None:
     patch_model(build("BertForSequenceClassification"), "dense").save_pretrained(tmp_path)
     with pytest.raises(CheckpointMismatchError, match=r"'classifier.*ignore_mismatched_sizes=True"):
@@ -216,6 +223,7 @@ class ReviewModel(BertPreTrainedModel):
 def test_a_head_that_is_not_patched_with_its_base_saves_guards_too(tmp_path: Path, whole: Any) -> None:
     model = whole(build("BertModel").config)
     patch_model(model.bert, "dense")
+    model.config = model.bert.config
     model.save_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match="mismatch|size"):
         whole.from_pretrained(tmp_path)

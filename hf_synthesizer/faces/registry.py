@@ -109,7 +109,13 @@ def family_of(model: Any) -> Family:
     patched = any(cls in type(model).__mro__ for cls in family.models.values())
     if type(model) not in family.models and not patched:
         inner = getattr(model, model.base_model_prefix, None)
-        hint = f" Patch its base model instead: patch_model(model.{model.base_model_prefix}, …)." if inner else ""
+        base = f"model.{model.base_model_prefix}"
+        hint = (
+            f" Patch its base model instead: patch_model({base}, …), then model.config = {base}.config, so that it is saved "
+            f"as a patched one (docs/checkpoints.md, 'As a part of a larger model')."
+            if inner
+            else ""
+        )
         raise UnsupportedModelError(
             f"{type(model).__name__} is none of the {name!r} classes of Transformers "
             f"({', '.join(cls.__name__ for cls in family.models)}), so a checkpoint of it could not be loaded again."

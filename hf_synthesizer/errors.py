@@ -46,8 +46,8 @@ class SequenceTooLongError(SynthesizerError, ValueError):
     """A sequence longer than the `max_length` the synthesizer was built for."""
 
 
-class CheckpointMismatchError(SynthesizerError, ValueError):
-    """A checkpoint that does not hold what its configuration promises."""
+class CheckpointMismatchError(SynthesizerError, RuntimeError, ValueError):
+    """A checkpoint that does not hold what its configuration promises; a `RuntimeError` as Transformers' own is."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

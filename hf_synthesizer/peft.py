@@ -39,8 +39,8 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
         **lora_kwargs: for `LoraConfig`. `target_modules` takes the place of ours; `modules_to_save` adds to ours;
             `task_type` is guessed from the model's head unless given.
 
-    The stock query projection of a synthesized layer is among the targets, with the rank 0. It is not there (PEFT warns
-    that it passes over it); but a stock base has it, and PEFT refuses a rank of 0.
+    The guards of the synthesized layers are saved with the adapter as well. They stand where a stock base has its query
+    projection, so that their shape stops PEFT there, and a base that is patched in another way refuses their fingerprint.
 
     Raises:
         NotPatchedError: for a model without synthesized layers.
@@ -48,7 +48,7 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
     from peft import LoraConfig
 
     _require_patched(model, "for a stock model use peft.LoraConfig itself")
-    targets, whole, absent = [], [], None
+    targets, whole, guards = [], [], []
     for slot in find_slots(model)[0]:
         layer = slot.module
         if not isinstance(layer, SynthesizerMixin):
@@ -59,7 +59,7 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
                     for name in dict.fromkeys((wiring.fused or wiring.query, wiring.fused or wiring.value))
                 ]
             continue
-        absent = absent or f"{slot.name}.{layer.guard_name}"
+        guards.append(f"{slot.name}.{layer.guard_name}")
         targets.append(f"{slot.name}.{layer.wiring.value}")
         if layer.synthesizer.config.variant == "dot_product":
             targets += [f"{slot.name}.synthesizer.query", f"{slot.name}.synthesizer.key"]
@@ -68,17 +68,18 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
     name = stock_class(model).__name__
     task = next((task for head, task in _TASKS.items() if name.endswith(head)), None)
     settings = {"target_modules": targets, "task_type": task, **lora_kwargs}
-    if not isinstance(settings["target_modules"], str):
-        settings["target_modules"] = sorted({*settings["target_modules"], absent})
-    settings["rank_pattern"] = {absent: 0, **(settings.get("rank_pattern") or {})}
-    modules_to_save = [*whole, *(lora_kwargs.get("modules_to_save") or [])]
-    return LoraConfig(**{**settings, "modules_to_save": modules_to_save or None})
+    if not isinstance(settings.get("exclude_modules"), str):
+        # A target named by its end alone, such as "query", would find them.
+        settings["exclude_modules"] = [*guards, *(settings.get("exclude_modules") or [])]
+    modules_to_save = [*whole, *guards, *(lora_kwargs.get("modules_to_save") or [])]
+    return LoraConfig(**{**settings, "modules_to_save": modules_to_save})
 
 
 def load_lora(model: PreTrainedModel, adapter: Any, **kwargs: Any) -> PeftModel:
     """`PeftModel.from_pretrained`, for a base that is patched as the adapter's was.
 
-    PEFT by itself refuses a stock base, but passes over the synthesizers of a base that is patched in another way.
+    PEFT by itself refuses a stock base and a base of another fingerprint, but passes over synthesizers that it has no
+    place for, in a base where fewer layers are patched.
 
     Args:
         model: the patched base model.

@@ -11,6 +11,7 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_synthesizer import SynthesizerBertSelfAttention, SynthesizerT5Attention, patch_model
+from hf_synthesizer.checkpoints.guard import Guard
 from tests.models import CHOOSING, VARIANTS, batch, bert_config, build, first_output, t5_config
 from tests.test_laws import randomize_synthesizers
 
@@ -36,13 +37,13 @@ def test_drop_in_classes_are_built_like_the_stock_ones() -> None:
     hidden_states = torch.randn(2, 5, 24)
     ours = SynthesizerBertSelfAttention(bert_config(attn_implementation="eager"), layer_idx=1, synthesizer="dense")
     stock = BertSelfAttention(bert_config(attn_implementation="eager"), layer_idx=1)
-    assert isinstance(ours, BertSelfAttention) and not hasattr(ours, "query")
+    assert isinstance(ours, BertSelfAttention) and isinstance(ours.query, Guard)
     assert [t.shape for t in ours.eval()(hidden_states)] == [t.shape for t in stock.eval()(hidden_states)]
     ours = SynthesizerT5Attention(
         t5_config(attn_implementation="eager"), has_relative_attention_bias=True, layer_idx=0, synthesizer="random"
     )
     stock = T5Attention(t5_config(attn_implementation="eager"), has_relative_attention_bias=True, layer_idx=0)
-    assert isinstance(ours, T5Attention) and not hasattr(ours, "q")
+    assert isinstance(ours, T5Attention) and isinstance(ours.q, Guard)
     assert [t.shape for t in ours.eval()(hidden_states)] == [t.shape for t in stock.eval()(hidden_states)]
 
 

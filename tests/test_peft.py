@@ -107,7 +107,7 @@ def test_arguments_of_lora() -> None:
     model = patch_model(build(BERT), "dense")
     config = lora_config_for(model, r=3, target_modules=["value"], modules_to_save=["pooler"], task_type=None)
     assert isinstance(config, LoraConfig) and config.r == 3
-    assert set(config.target_modules) == {"value", "bert.encoder.layer.0.attention.self.query"}
+    assert set(config.target_modules) == {"value"}
     assert "pooler" in config.modules_to_save and "bert.encoder.layer.0.attention.self.synthesizer" in (
         config.modules_to_save
     )
@@ -124,7 +124,8 @@ def test_peft_itself_refuses_a_stock_base(tmp_path: Path, variant: Any, head: st
     peft_model.save_pretrained(tmp_path / "adapter")
     loaded = PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter")
     assert torch.equal(run(loaded, head), run(peft_model, head))
-    with pytest.raises(ValueError, match="`r` should be a positive integer"):
+    # A bias that the guard does not have, or the shape of the weight: whichever PEFT comes to first.
+    with pytest.raises((KeyError, RuntimeError), match=r"self\.query\.bias|size mismatch for .*SelfAttention\.q\."):
         PeftModel.from_pretrained(build(head), tmp_path / "adapter")
 
 
@@ -191,3 +192,33 @@ def test_patching_what_has_adapters_is_refused(head: str) -> None:
             patch_model(model, "random")
     assert torch.equal(run(peft_model, head), expected)
     patch_model(peft_model.merge_and_unload(), "random")
+
+
+ANOTHER = {
+    "stride": (("sparse_strided", {"stride": 2}), ("sparse_strided", {"stride": 8}), "stride is 2, here it is 8"),
+    "variant": (("lsh_simple", {}), ("alsh_xbox", {}), "variant is 'lsh_simple', here it is 'alsh_xbox'"),
+    "mixing": (("random+dense", {}), ("random+dense", {"mixing": "sum"}), "mixing is 'softmax', here it is 'sum'"),
+    "dot_product": (("dot_product", {}), ("sparse_fixed", {}), "variant is 'dot_product', here it is 'sparse_fixed'"),
+}
+
+
+@pytest.mark.parametrize(("theirs", "ours", "message"), ANOTHER.values(), ids=ANOTHER)
+def test_a_base_of_the_same_shapes_that_is_patched_in_another_way_is_refused(
+    tmp_path: Path, theirs: Any, ours: Any, message: str
+) -> None:
+    model = patch_model(build(BERT), theirs[0], **theirs[1])
+    get_peft_model(model, lora_config_for(model, r=2)).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointMismatchError, match=rf"does not fit.*{message}"):
+        load_lora(patch_model(build(BERT), ours[0], **ours[1]), tmp_path)
+    with pytest.raises(CheckpointMismatchError, match=message):
+        PeftModel.from_pretrained(patch_model(build(BERT), ours[0], **ours[1]), tmp_path)
+
+
+@pytest.mark.parametrize("targets", [["query", "value"], "all-linear", r".*\.(query|value)"], ids=str)
+def test_targets_of_ones_own_pass_over_guards(tmp_path: Path, targets: Any) -> None:
+    model = patch_model(build(BERT), "dot_product", layers=[0])
+    peft_model = get_peft_model(model, lora_config_for(model, r=2, target_modules=targets))
+    names = {name for name, _ in peft_model.named_modules()}
+    assert any(name.endswith("0.attention.self.synthesizer.query.lora_A") for name in names)
+    assert not any(name.endswith("0.attention.self.query.lora_A") for name in names)
+    assert any(name.endswith("1.attention.self.query.lora_A") for name in names)

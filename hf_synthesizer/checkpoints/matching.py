@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
 from ..errors import CheckpointMismatchError, UnsupportedModelError
-from ..faces.mixin import SINCE_THEN, SynthesizerMixin
+from ..faces.mixin import SynthesizerMixin
 from ..synthesizers.stock_weights import is_plain
 
 ALIGNMENT = 64
@@ -26,27 +24,6 @@ ALIGNMENT = 64
 def synthesized_layers(model: nn.Module) -> Iterator[tuple[str, SynthesizerMixin]]:
     """The patched layers of a model with their names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, SynthesizerMixin))
-
-
-def guards(model: nn.Module, state_dict: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
-    """What stops a stock model from loading a patched one's state dict: one more tensor a patched layer.
-
-    A stock class does not mind what is missing: it would give its query and key projections random weights, and a
-    warning. What it never accepts is a shape that does not fit. So the stock name of the query projection's weight
-    stands for a tensor of shape (1,), which no projection has.
-
-    Args:
-        model: with patched layers.
-        state_dict: the model's, alone or as a part.
-        prefix: of the model's tensors in it.
-    """
-    found = {}
-    for name, layer in synthesized_layers(model):
-        layer_prefix = f"{prefix}{name}." if name else prefix
-        value = state_dict.get(f"{layer_prefix}{layer.wiring.value}.weight")
-        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-            found[layer_prefix + layer.guard] = torch.zeros(1, dtype=value.dtype)
-    return found
 
 
 def require_plain_tensors(model: PreTrainedModel, state_dict: dict[str, Any]) -> None:
@@ -59,25 +36,12 @@ def require_plain_tensors(model: PreTrainedModel, state_dict: dict[str, Any]) ->
             )
 
 
-def expect_guards(model: PreTrainedModel) -> None:
-    """Let `from_pretrained` pass over the guards of the model's own layers, and over what old checkpoints do without."""
-    known = set(model._keys_to_ignore_on_load_unexpected or ())
-    base = f"{model.base_model_prefix}."
-    for name, layer in synthesized_layers(model):
-        known.add(re.escape(f"{name.removeprefix(base)}.{layer.guard}") + "$")
-    model._keys_to_ignore_on_load_unexpected = known
-    model._keys_to_ignore_on_load_missing = {
-        *(model._keys_to_ignore_on_load_missing or ()),
-        re.escape(SINCE_THEN) + "$",
-    }
-
-
 @contextmanager
 def reading(checkpoint: Any, **hub_arguments: Any) -> Iterator[None]:
-    """Name the file when safetensors finds it damaged.
+    """Name the file when safetensors finds it damaged, and the checkpoint when it does not fit.
 
     Raises:
-        CheckpointMismatchError: in place of `SafetensorError`.
+        CheckpointMismatchError: in place of `SafetensorError`, and of one that does not know where it comes from.
     """
     try:
         yield
@@ -86,6 +50,8 @@ def reading(checkpoint: Any, **hub_arguments: Any) -> Iterator[None]:
             f"{_damaged_file(checkpoint, hub_arguments)} is truncated or damaged ({error}). Copy or download it again "
             f"(from_pretrained(..., force_download=True)), or save it again from the model."
         ) from error
+    except CheckpointMismatchError as error:
+        raise CheckpointMismatchError(f"The checkpoint {str(checkpoint)!r} does not fit: {error}") from error
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
-from ..faces.mixin import SynthesizerMixin
+from ..faces.mixin import SINCE_THEN, SynthesizerMixin
 from ..synthesizers.mixture import MixtureSynthesizer
+from .guard import Guard
 
 
 class SynthesizerModelMixin:
@@ -23,11 +24,11 @@ class SynthesizerModelMixin:
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         from ..patching.swap import rebuild
-        from .matching import expect_guards
 
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         rebuild(self)  # type: ignore[arg-type]
-        expect_guards(self)  # type: ignore[arg-type]
+        missing = self._keys_to_ignore_on_load_missing or ()  # type: ignore[has-type]
+        self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 
     def _init_weights(self, module: nn.Module) -> None:
         # The stock initialisation of an attention module expects its query and key; ours are initialised when built.
@@ -35,6 +36,16 @@ class SynthesizerModelMixin:
             nn.init.zeros_(module.mixing_change)  # all that an old checkpoint may do without
         if not isinstance(module, SynthesizerMixin):
             super()._init_weights(module)  # type: ignore[misc]
+
+    def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model.
+        if not isinstance(module, Guard):
+            super()._initialize_weights(module, *args, **kwargs)  # type: ignore[misc]
+        elif getattr(module.weight, "_is_hf_initialized", False):
+            names = (name for name, guard in self.named_modules() if guard is module)  # type: ignore[attr-defined]
+            module.require(repr(next(names).rpartition(".")[0]))
+        else:
+            module.renew()  # not in the checkpoint: whatever was in memory
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
@@ -45,8 +56,8 @@ class SynthesizerModelMixin:
         """As Transformers' own, but strict: the patched layers are exactly what config.json promises.
 
         Raises:
-            CheckpointMismatchError: when a tensor of a patched layer is missing, has another shape, or was not asked
-                for; when a file is damaged; when a description is newer than this version or unknown to it.
+            CheckpointMismatchError: when a tensor of a patched layer is missing, has another shape, was not asked for,
+                or belongs to another patch; when a file is damaged; when a description is newer than this version or unknown to it.
         """
         from .matching import align, reading, require_match, require_safetensors
 
@@ -68,22 +79,6 @@ class SynthesizerModelMixin:
         align(model)
         return (model, info) if wants_info else model
 
-    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """As torch's own; with guards where it is a part of something foreign, such as a head that is not patched.
-
-        So what that saves cannot be mistaken either. A model by itself gets its guards from `save_pretrained`.
-        """
-        from .matching import guards
-
-        state_dict = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)  # type: ignore[misc]
-        added = guards(self, state_dict, prefix)  # type: ignore[arg-type]
-        if prefix:
-            state_dict.update(added)
-        else:
-            for name in added:  # by the parts of this model
-                state_dict.pop(name, None)
-        return state_dict
-
     def save_pretrained(
         self,
         save_directory: Any,
@@ -91,16 +86,15 @@ class SynthesizerModelMixin:
         state_dict: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """As Transformers' own; with guards against stock classes, the shim for `trust_remote_code`, and a card."""
+        """As Transformers' own; with the shim for `trust_remote_code`, and a card."""
         from .auto import auto_map
-        from .matching import guards, pushing, require_plain_tensors
+        from .matching import pushing, require_plain_tensors
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
-        state_dict = self.state_dict() if state_dict is None else state_dict
+        state_dict = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
         require_plain_tensors(self, state_dict)  # type: ignore[arg-type]
-        state_dict = {**state_dict, **guards(self, state_dict)}  # type: ignore[arg-type]
         repo_id = kwargs.get("repo_id", Path(save_directory).name) if kwargs.get("push_to_hub") else None
         with auto_map(self), pushing(self, repo_id) if repo_id else nullcontext():  # type: ignore[arg-type]
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]

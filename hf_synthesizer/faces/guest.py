@@ -105,12 +105,11 @@ class GuestFace(SynthesizerMixin):
         self.__dict__["_stock_logit_parameters"] = lost
         self.synthesizer = self.build(config, moved, example)
         name = self.guard_name
-        setattr(
-            type(self), name, moved_projection(name)
-        )  # the class is made for one stock class, whose names are the same
+        # The class is made for one stock class, whose names are the same in all its objects.
+        setattr(type(self), name, moved_projection(name))
         self._modules["stock"] = nn.ModuleDict({name: moved})
         del self._modules[name]
-        self.stand_guard(config)
+        self.stand_guard(config, self.place_of(moved, example)[0])
 
     def take_projections(self, synthesizer: Synthesizer) -> None:
         """A part `dot_product` gets its logits from the stock forward; a shared projection starts afresh."""

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ..attend import attend
+from ..checkpoints.guard import Guard
 from ..config import SynthesizerConfig
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..gemm import linear
@@ -42,8 +43,8 @@ SINCE_THEN = ".mixing_change"
 class SynthesizerMixin(nn.Module):
     """Mixed into a stock attention class: `class SynthesizerXxx(Face, Xxx)`, where a face is a subclass of this.
 
-    The stock module keeps its values, its output and its place in the model; its query and key projections go, and
-    `synthesizer` makes the logits. Where the module keeps what is found by its names (`wiring.py`); a face adds how its
+    The stock module keeps its values, its output and its place in the model; its query and key projections go,
+    `synthesizer` makes the logits, and a `Guard` stands where the query projection was. Where the module keeps what is found by its names (`wiring.py`); a face adds how its
     forward signature reads.
     """
 
@@ -107,18 +108,12 @@ class SynthesizerMixin(nn.Module):
         twin.replace_projections(config, example)
         return twin
 
-    @property
-    def guard(self) -> str:
-        """The stock name of the query projection's weight, which a checkpoint takes so that no stock class fits it."""
-        return f"{self.guard_name}.weight"
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """A state dict that has this layer's values must have its synthesizer, even where missing keys are allowed.
 
         Trainer loads its checkpoints so; a stock one would leave the synthesizer as it was, with no more than a
         warning.
         """
-        state_dict.pop(prefix + self.guard, None)
         own = [prefix + name for name in self.state_dict() if name.startswith("synthesizer.")]
         missing = [name for name in own if name not in state_dict and not name.endswith(SINCE_THEN)]
         if missing and f"{prefix}{self.wiring.value}.weight" in state_dict:
@@ -157,7 +152,8 @@ class SynthesizerMixin(nn.Module):
         self.wiring = wiring
         hidden_size = in_features(cast(nn.Module, self._modules[wiring.fused or wiring.value]))
         self.__dict__["_dimensions"] = (hidden_size, query_heads(self), head_dim(self))
-        synthesizer = self.build(config, cast(nn.Module, self._modules[self.guard_name]), example)
+        projection = cast(nn.Module, self._modules[self.guard_name])
+        synthesizer = self.build(config, projection, example)
         value = projection_of(self, wiring, "value") if wiring.fused else None
         gone = [cast(nn.Module, self._modules.pop(name)) for name in wiring.replaced]
         lost = sum(parameter.numel() for module in gone for parameter in module.parameters())
@@ -166,12 +162,12 @@ class SynthesizerMixin(nn.Module):
             lost -= sum(parameter.numel() for parameter in value.parameters())
         self.__dict__["_stock_logit_parameters"] = lost
         self.synthesizer = synthesizer
-        self.stand_guard(config)
+        self.stand_guard(config, self.place_of(projection, example)[0])
 
     def build(self, config: SynthesizerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
         """A fresh synthesizer, where a stock projection is and of its dtype."""
         hidden_size, heads, width = self.dimensions
-        device, dtype = place_of(projection, torch.empty(0) if example is None else example)
+        device, dtype = self.place_of(projection, example)
         with torch.device(device):
             synthesizer = build_synthesizer(config, hidden_size, heads, config.max_length or 0, head_dim=width)
         synthesizer.to(dtype)
@@ -179,14 +175,20 @@ class SynthesizerMixin(nn.Module):
         self.take_projections(synthesizer)
         return synthesizer.train(self.training)
 
+    @staticmethod
+    def place_of(projection: nn.Module, example: torch.Tensor | None) -> tuple[torch.device, torch.dtype]:
+        """The device and dtype of a stock projection; a quantized one may have the example's, or torch's own."""
+        return place_of(projection, torch.empty(0) if example is None else example)
+
     def take_projections(self, synthesizer: Synthesizer) -> None:
         """Hand the stock query and key projections to a synthesizer that has a use for them."""
         if any(get_variant(part).load_stock is not Synthesizer.load_stock for part in synthesizer.config.parts):
             query, key = (projection_of(self, self.wiring, name) for name in ("query", "key"))
             synthesizer.load_stock(query=query, key=key, scaling=self.logit_scaling)
 
-    def stand_guard(self, config: SynthesizerConfig) -> None:
+    def stand_guard(self, config: SynthesizerConfig, device: torch.device) -> None:
         """Put a guard under the stock name of the projection that is gone or has moved."""
+        self._modules[self.guard_name] = Guard(config, device).train(self.training)
 
     def attend_to_itself(
         self,
@@ -317,6 +319,9 @@ class SynthesizerMixin(nn.Module):
         if is_causal is None:
             # What Transformers' own functions assume of a module that does not say.
             is_causal = getattr(self, "is_causal", self.backend == "sdpa")
+        guard = self._modules[self.guard_name]
+        if isinstance(guard, Guard):  # PEFT may have wrapped it
+            guard.require(f"layer {self.layer_idx} of this model")
         # Under sdpa Transformers passes no mask where a plain triangle would do: the module itself has to be causal.
         causal = is_causal and mask is None and not positions.at_the_end
         attention_mask = AttentionMask.from_tensor(mask, causal_offset=positions.start if causal else None)

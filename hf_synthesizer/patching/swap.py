@@ -9,15 +9,20 @@ from typing import Any, TypeVar, cast
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from ..errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedError, UnsupportedModelError
 from ..faces import synthesizer_class
 from ..faces.mixin import SynthesizerMixin
-from ..models import is_stock_model, model_class
+from ..models import MODEL_TYPE_PREFIX, config_class, is_stock_model, model_class
 from ..peft import require_no_adapters
+from .changes import Samples, changed_weights, sample_weights
+from .own_config import OwnConfig, replace_configs
 from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json
 from .slots import Slot, find_slots
+
+logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -29,18 +34,23 @@ _UNDO = "_synthesizer_undo"
 
 @dataclass
 class Undo:
-    """What a patch replaced: stock modules by name, the classes that models and configs had, and the tags."""
+    """What a patch replaced: by name the stock modules, the classes of the models in the model and their configs, and the
+    tags; and some numbers of the weights that it left alone."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     model_classes: dict[str, type[PreTrainedModel]] = field(default_factory=dict)
-    config_class: type[PreTrainedConfig] = PreTrainedConfig
+    configs: dict[str, OwnConfig] = field(default_factory=dict)
     tags: list[str] | None = None
+    weights: Samples = field(default_factory=dict)
 
 
 def patch_model(
     model: Model, variant: Spec, *, layers: Layers = None, max_length: int | None = None, **options: Any
 ) -> Model:
     """Replace self-attention by synthesized attention, in place; returns the same model.
+
+    The model gets a config of its own, a copy that says how it is patched: the stock one may be that of other models too.
+    Where the model is a part of a larger one, hand it on (`whole.config = part.config`), so that the larger one saves it.
 
     Args:
         model: a stock Transformers model of a supported family (see `list_families()`), with any head or none.
@@ -80,7 +90,14 @@ def patch_model(
 
 
 def unpatch_model(model: Model) -> Model:
-    """Undo `patch_model`, in place: the model computes bit for bit what it did before; returns the same model.
+    """Undo `patch_model`, in place; returns the same model.
+
+    What comes back: the stock attention layers with the queries and keys that they had, the model's class and its own
+    config object (with what was set on the patched model's since). Where nothing was trained, loaded or edited meanwhile,
+    the model computes bit for bit what it did before. All else stays as it is now: values, output projections,
+    embeddings, feed-forward layers and the head are the same tensors in the patched model and the stock one, and so are
+    the queries and keys of `dot_product` and its mixtures. After training these are trained, and old queries and keys do
+    not belong to them: a warning says so. It looks at some numbers of each parameter; sharded ones are not looked at.
 
     Raises:
         NotPatchedError: for a model that is not patched, or was loaded from a patched checkpoint, which holds no
@@ -96,6 +113,14 @@ def unpatch_model(model: Model) -> Model:
             else "it holds no synthesized attention"
         )
         raise NotPatchedError(f"This {type(model).__name__} cannot be unpatched: {reason}.")
+    changed = changed_weights(model, undo.weights)
+    if changed:
+        logger.warning(
+            "%d of the weights of this model have changed since it was patched, among them %s. They stay as they are, but the "
+            "layers get back the queries and keys that they had before. For the model as it was, load its checkpoint again.",
+            len(changed),
+            changed[0],
+        )
     for name, stock in undo.modules.items():
         twin = model.get_submodule(name)
         example = next((t for t in (*twin.parameters(), *twin.buffers()) if t.is_floating_point()), None)
@@ -103,11 +128,14 @@ def unpatch_model(model: Model) -> Model:
             stock.to(device=example.device, dtype=example.dtype)
         stock.train(twin.training)
         model.set_submodule(name, stock)
+    back = []
+    for name, config in undo.configs.items():
+        current = cast(PreTrainedModel, model.get_submodule(name)).config
+        back += [(new, old) for old, new in config.pairs()]
+        back.append((current, config.stock_again(current)))
+    replace_configs(model, back)
     for name, cls in undo.model_classes.items():
-        submodel = cast(PreTrainedModel, model.get_submodule(name))
-        submodel.config.__class__ = undo.config_class
-        submodel.config.__dict__.pop("synthesizer", None)
-        _set_class(submodel, cls)
+        _set_class(cast(PreTrainedModel, model.get_submodule(name)), cls)
     model.model_tags = undo.tags
     del model.__dict__[_UNDO]
     return model
@@ -130,10 +158,10 @@ def rebuild(model: PreTrainedModel) -> None:
             f"config.json describes a synthesizer for layer {unknown[0]!r}, but this {type(model).__name__} has only "
             f"{len(slots)} self-attention layers. Repair the config's number of layers, or its 'synthesizer' field."
         )
-    _install(model, slots, plan, keep_description=True)
+    _install(model, slots, plan)
 
 
-def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, keep_description: bool = False) -> Undo:
+def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan) -> Undo:
     """Build everything first, then swap: what can fail comes before the first change."""
     example = next((p for p in model.parameters() if p.is_floating_point()), None)
     twins = {
@@ -141,35 +169,33 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, keep_descrip
         for slot in slots
         if slot.label in plan
     }
-    if keep_description:
-        description = model.config.synthesizer
-    else:
-        description = plan_to_json(plan, slots, base_model=_name_on_the_hub(model.config))
-    stock_config = type(model.config)
-    classes = _classes(model)
-    undo = Undo(config_class=stock_config, tags=model.model_tags)
-    for name, twin in twins.items():
-        undo.modules[name] = model.get_submodule(name)
-        model.set_submodule(name, twin)
-    for name, cls in classes.items():
-        module = cast(PreTrainedModel, model.get_submodule(name))
-        undo.model_classes[name] = type(module)
-        module.config.__class__ = cast(type[PreTrainedConfig], cls.config_class)
-        module.config.synthesizer = description
-        _set_class(module, cls)
-    model.model_tags = list(dict.fromkeys([*(undo.tags or ()), *TAGS]))
-    return undo
-
-
-def _classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
-    """The synthesized class of the model, and of the models in it that have its config, by name."""
-    return {
-        name: model_class(type(module))
+    models = {
+        name: module
         for name, module in model.named_modules()
         if isinstance(module, PreTrainedModel)
         and type(module.config) is type(model.config)
-        and is_stock_model(type(module))
+        and (module is model or is_stock_model(type(module)))
     }
+    undo = Undo(tags=model.model_tags, model_classes={name: type(module) for name, module in models.items()})
+    if not model.config.model_type.startswith(
+        MODEL_TYPE_PREFIX
+    ):  # one that is built from a checkpoint's config has it already
+        description = plan_to_json(plan, slots, base_model=_name_on_the_hub(model.config))
+        own = {
+            id(module.config): OwnConfig.of(module.config, config_class(type(module.config)), description)
+            for module in models.values()
+        }
+        undo.configs = {name: own[id(module.config)] for name, module in models.items()}
+        undo.weights = sample_weights(model)
+    for name, twin in twins.items():
+        undo.modules[name] = model.get_submodule(name)
+        model.set_submodule(name, twin)
+    replace_configs(model, [pair for config in undo.configs.values() for pair in config.pairs()])
+    for module in models.values():
+        if is_stock_model(type(module)):
+            _set_class(module, model_class(type(module)))
+    model.model_tags = list(dict.fromkeys([*(undo.tags or ()), *TAGS]))
+    return undo
 
 
 def _name_on_the_hub(config: PreTrainedConfig) -> str | None:

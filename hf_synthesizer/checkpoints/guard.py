@@ -1,0 +1,149 @@
+"""The guard of a patched layer: a tensor that no stock class accepts, and that says how the layer is patched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..config import MIXINGS, SynthesizerConfig
+from ..errors import CheckpointMismatchError, UnsupportedModelError
+from ..synthesizers.registry import list_variants
+from ..tracing import traced
+
+UNKNOWN = 0
+"""The value of guards that were written before there were fingerprints: names and shapes have to do."""
+
+
+class Guard(nn.Module):
+    """Stands in a patched layer under the name of a projection that is gone, and holds one integer, its `weight` (1,).
+
+    It does two things, wherever tensors go (a state dict, a checkpoint, an adapter, a part of a larger model):
+
+    - A stock class does not mind what is missing: it would give the projection random weights, and a warning. What none
+      accepts is a shape that does not fit, and no projection has the shape (1,).
+    - Names and shapes do not tell `stride=2` from `stride=8`. The integer does: it is the `fingerprint` of the layer's
+      configuration, and whoever brings another one is refused. 0, the guard of old checkpoints, is accepted.
+
+    An integer, so that `half()` and `to(dtype)` leave it alone; a buffer, so that nothing trains or counts it. It is
+    compared when a state dict is loaded, when Transformers has filled a model (see `SynthesizerModelMixin`), when the
+    module moves, and in the forward pass if the tensor was replaced since.
+
+    Args:
+        config: how the layer is patched.
+        device: where the projection was.
+    """
+
+    weight: torch.Tensor
+
+    def __init__(self, config: SynthesizerConfig, device: torch.device | None = None):
+        super().__init__()
+        self.guarded = config
+        self.register_buffer("weight", self._tensor(device))
+        self.accepted = self.weight
+
+    def _tensor(self, device: torch.device | None) -> torch.Tensor:
+        return torch.tensor([fingerprint(self.guarded)], dtype=torch.int64, device=device)
+
+    def renew(self) -> None:
+        """Hold the layer's own fingerprint, whatever was there."""
+        self.weight = self.accepted = self._tensor(self.weight.device)
+
+    def require(self, where: str) -> None:
+        """Compare what somebody put in the weight's place, if anybody did.
+
+        Args:
+            where: the layer, as the error calls it.
+
+        Raises:
+            CheckpointMismatchError: for the fingerprint of another patch.
+        """
+        if self.weight is not self.accepted and not traced() and _readable(self.weight):
+            self._require_own(self.weight, where)
+            self.renew()
+
+    def _require_own(self, found: torch.Tensor, where: str) -> None:
+        own = fingerprint(self.guarded)
+        value = found.double().item()
+        # Somebody may have cast a whole state dict to another dtype.
+        if value not in (UNKNOWN, torch.tensor(own, dtype=torch.float64).to(found.dtype).double().item()):
+            raise CheckpointMismatchError(
+                f"The tensors for {where} belong to a layer that is patched in another way: "
+                f"{_what_differs(self.guarded, int(value) if abs(value) < 2**53 else 0)} This layer is "
+                f"{_canonical(self.guarded)}. Load the checkpoint of a model that was patched in the same way, or patch "
+                f"this one as that one was (the field 'synthesizer' of its config.json says how)."
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        found = state_dict.get(f"{prefix}weight")
+        if not isinstance(found, torch.Tensor) or found.shape != self.weight.shape or not _readable(found):
+            super()._load_from_state_dict(state_dict, prefix, *args)
+        else:
+            self._require_own(found, repr(prefix.removesuffix(".").rpartition(".")[0] or "this layer"))
+            state_dict[f"{prefix}weight"] = self._tensor(found.device)
+            super()._load_from_state_dict(state_dict, prefix, *args)
+            self.accepted = self.weight
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Guard:
+        self.require("this layer")  # what accelerate has just put here is moved at once
+        super()._apply(fn, recurse)
+        self.renew()  # `type()` casts integers as well, and `to_empty()` leaves whatever was in memory
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedModelError(
+            "This projection is gone: the layer's logits are synthesized (its `synthesizer` makes them), and a guard for "
+            "checkpoints has the projection's name."
+        )
+
+    def extra_repr(self) -> str:
+        return f"stands where a projection was that {self.guarded.variant!r} has replaced or moved"
+
+
+def fingerprint(config: SynthesizerConfig) -> int:
+    """A positive number of 48 bits, so that a float64 holds it: the same for the same function of the weights.
+
+    It is the same on every machine and in every version: options at their defaults do not enter, and an option that a
+    later version adds has the old behaviour as its default.
+    """
+    return _hash(_canonical(config))
+
+
+def _canonical(config: SynthesizerConfig) -> dict[str, Any]:
+    """All that decides what the layer computes with given weights; not how the weights began."""
+    return {key: value for key, value in config.to_dict().items() if key != "init"}
+
+
+def _hash(canonical: dict[str, Any]) -> int:
+    text = json.dumps(canonical, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") or 1
+
+
+def _what_differs(config: SynthesizerConfig, found: int) -> str:
+    """A sentence. A fingerprint cannot be read back, but if it differs in one option alone, trying finds that option."""
+    own = _canonical(config)
+    for name, value in _alternatives():
+        other = {key: kept for key, kept in own.items() if key != name}
+        if value != getattr(SynthesizerConfig, name, None):
+            other[name] = value
+        if _hash(other) == found:
+            return f"their {name} is {value!r}, here it is {getattr(config, name)!r}."
+    return "they differ in more than one option."
+
+
+def _alternatives() -> Iterator[tuple[str, Any]]:
+    yield from (("variant", name) for name in list_variants())
+    yield from (("mixing", name) for name in MIXINGS)
+    yield from ((name, value) for name in ("share_heads", "qnf") for value in (False, True))
+    yield ("stride", None)
+    yield from ((name, value) for name in ("stride", "bucket_size", "num_hashes", "rank") for value in range(1, 1025))
+    yield from (("max_length", value) for value in range(1, 8193))
+
+
+def _readable(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has a value here and now."""
+    return type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta

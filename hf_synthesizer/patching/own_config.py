@@ -1,0 +1,57 @@
+"""A patched model has a config of its own: the stock object may belong to other models, and comes back with `unpatch_model`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+
+@dataclass
+class OwnConfig:
+    """The stock config object, the patched model's copy of it, and what the copy held when it was made."""
+
+    stock: PreTrainedConfig
+    own: PreTrainedConfig
+    at_start: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, stock: PreTrainedConfig, config_class: type[PreTrainedConfig], description: dict[str, Any]
+    ) -> OwnConfig:
+        """A copy of the other class, with the description of the patch in it."""
+        own = copy.deepcopy(stock)
+        own.__class__ = config_class
+        own.synthesizer = description
+        return cls(stock, own, copy.deepcopy(own.__dict__))
+
+    def pairs(self) -> Iterator[tuple[PreTrainedConfig, PreTrainedConfig]]:
+        """The stock config and the copy, and likewise the configs in them: those of the towers of a larger model."""
+        waiting = [(self.stock, self.own)]
+        while waiting:
+            old, new = waiting.pop()
+            yield old, new
+            for name, value in old.__dict__.items():
+                other = new.__dict__.get(name)
+                if isinstance(value, PreTrainedConfig) and isinstance(other, PreTrainedConfig):
+                    waiting.append((value, other))
+
+    def stock_again(self, current: PreTrainedConfig) -> PreTrainedConfig:
+        """The stock object, with what was set on the patched model's config since, such as the size of a vocabulary."""
+        for name, value in current.__dict__.items():
+            if name not in self.at_start or value != self.at_start[name]:
+                self.stock.__dict__[name] = value
+        return self.stock
+
+
+def replace_configs(model: nn.Module, pairs: Iterable[tuple[PreTrainedConfig, PreTrainedConfig]]) -> None:
+    """Wherever a module of the model refers to the first config of a pair, let it refer to the second."""
+    others = {id(old): new for old, new in pairs}
+    for module in model.modules():
+        for name, value in module.__dict__.items():
+            if id(value) in others:
+                module.__dict__[name] = others[id(value)]

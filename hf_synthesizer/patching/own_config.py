@@ -43,6 +43,8 @@ class OwnConfig:
     def stock_again(self, current: PreTrainedConfig) -> PreTrainedConfig:
         """The stock object, with what was set on the patched model's config since, such as the size of a vocabulary."""
         for name, value in current.__dict__.items():
+            if name == "architectures":  # of the patched class, where it was saved
+                continue
             if name not in self.at_start or value != self.at_start[name]:
                 self.stock.__dict__[name] = value
         return self.stock

@@ -14,6 +14,8 @@ from ..errors import InvalidConfigError, UnsupportedModelError
 from .attention import uses_attention_interface
 
 PREFIX = "synthesizer_"
+CLASSES = "hf_synthesizer.models"
+"""Where synthesized classes live."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def family_of(model: Any) -> Family:
             f"patch_model works on Transformers models (PreTrainedModel), not on {type(model).__name__}.{hint}"
         )
     name = stock_model_type(model.config)
-    patched = model.config.model_type != name
+    patched = any(cls.__module__ == CLASSES for cls in type(model).__mro__)
     if not patched and not is_stock_model(type(model)):
         inner = getattr(model, model.base_model_prefix, None)
         if isinstance(inner, PreTrainedModel) and inner is not model:

@@ -189,6 +189,8 @@ def _small_value(name: str, value: Any, config: PreTrainedConfig, numbers: Itera
         if isinstance(value, (list, tuple)) and any(item >= 10 for item in value):
             return [next(numbers) for _ in value]
         return None
+    if name == "vocab_size" and value is None:
+        return VOCABULARY
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     if re.fullmatch(r"(.*_)?(num_key_value_heads|num_kv_heads|n_kv_heads?|num_global_key_value_heads)", name):

@@ -57,7 +57,7 @@ class SynthesizerMixin(nn.Module):
     """The class that this one extends."""
     wiring: Wiring
     config: Any
-    layer_idx: Any
+    layer_idx: Any = None
     synthesizer: Synthesizer
 
     def __init__(self, *args: Any, synthesizer: str | SynthesizerConfig, **kwargs: Any):

@@ -6,8 +6,9 @@ here (in brackets), or what was wrong. Our own errors pass through: they are ref
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 from hf_synthesizer import models, patch_model, unpatch_model
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
 from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.faces.wiring import find_wiring, out_features
 
 HOLDS = "holds"
 TOLERANCE = 1e-5
@@ -61,6 +63,24 @@ def equals_stock(subject: Subject) -> str:
         if wrong:
             return f"{variant}: {wrong}"
     return HOLDS
+
+
+def values_equal_stock(subject: Subject) -> str:
+    """Where all logits are 0, stock and `random` attend evenly: what is left are values, masks, windows and biases.
+
+    This is what an own face writes anew, and `equals_stock`, by way of the stock forward, does not see.
+    """
+    modules = [subject.model.get_submodule(name) for name in sorted(subject.layers)]
+    if any(find_wiring(module) is None for module in modules):
+        return "(projections of unknown names)"
+    with queries_of_zero(modules), torch.no_grad():
+        expected = run(subject.model, subject.inputs)
+    with subject.patched("random") as model:
+        for _, module in synthesized(model):
+            for parameter in module.synthesizer.parameters():
+                nn.init.zeros_(parameter)
+        found = run(model, subject.inputs)
+    return difference(expected, found, subject.inputs) or HOLDS
 
 
 def ignores_input(subject: Subject) -> str:
@@ -189,6 +209,7 @@ LAWS: dict[str, Callable[[Subject], str]] = {
     law.__name__: law
     for law in (
         equals_stock,
+        values_equal_stock,
         ignores_input,
         no_future,
         cached_equals_uncached,
@@ -204,6 +225,33 @@ CONTENT = ("input_ids", "decoder_input_ids", "pixel_values", "pixel_values_video
 def synthesized(model: nn.Module) -> list[tuple[str, SynthesizerMixin]]:
     """The patched layers of a model."""
     return [(name, module) for name, module in model.named_modules() if isinstance(module, SynthesizerMixin)]
+
+
+@contextmanager
+def queries_of_zero(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """As long as this lasts, these stock attention layers make queries of zero."""
+    before: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with torch.no_grad():
+        for module in modules:
+            wiring = find_wiring(module)
+            projection = module.get_submodule(wiring.fused or wiring.query)
+            rows: Any = slice(None)
+            if wiring.rows is not None:
+                rows = wiring.rows(module, out_features(projection))["query"]
+            changed = [projection.weight if hasattr(projection, "out_features") else projection.weight.t()]
+            changed += [projection.bias] if getattr(projection, "bias", None) is not None else []
+            for tensor in changed:
+                before.append((tensor, tensor.clone()))
+                tensor[rows] = 0
+            for name, parameter in module.named_parameters():
+                if re.search(r"q\w*norm.*bias", name):  # a norm of zero is its bias
+                    before.append((parameter, parameter.clone()))
+                    parameter.zero_()
+        try:
+            yield
+        finally:
+            for tensor, value in before:
+                tensor.copy_(value)
 
 
 def recorded(model: PreTrainedModel, inputs: Inputs) -> list[torch.Tensor]:

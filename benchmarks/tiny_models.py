@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers
 from tiny_exceptions import CONFIGS, INPUTS, MODELS
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -29,7 +30,8 @@ FIRST_WORD, VOCABULARY = 40, 99
 LARGEST = 30_000_000
 """More parameters than that are not tiny, and are not built."""
 
-HIDDEN, HEADS, LAYERS = 32, 4, 2
+HIDDEN, HEADS, LAYERS = 64, 4, 2
+SIDE = 32  # of an image
 RULE: tuple[tuple[str, int], ...] = (
     (r"(.*_)?vocab_size(_.*)?|vocabulary_size", VOCABULARY),
     (r"(.*_)?(num_attention_heads|attention_heads|num_heads|n_heads?|num_query_heads)|num_decoder_attention_heads", HEADS),
@@ -41,11 +43,11 @@ RULE: tuple[tuple[str, int], ...] = (
     (r"q_lora_rank|kv_lora_rank|.*lora_rank", 16),
     (r"(.*_)?(intermediate_size|intermediate_dim|ffn_dim|d_ff|mlp_dim|feed_forward_hidden_size|ffn_hidden_size|d_inner)", 2 * HIDDEN),
     (r"(.*_)?(hidden_size|d_model|n_embd|hidden_dim|embedding_size|projection_dim|embed_dim|proj_size|embedding_dim)", HIDDEN),
-    (r"query_pre_attn_scalar|projector_dim|out_dim|output_dim|output_channels|model_dim|.*projection_size|dim", HIDDEN),
+    (r"query_pre_attn_scalar|emb_dim|projector_dim|out_dim|output_dim|output_channels|model_dim|.*projection_size|dim", HIDDEN),
     (r"hidden_size_per_layer_input|.*_hidden_size_.*", HIDDEN // 2),
     (r"(max_position_embeddings|n_positions|max_seq_len|max_sequence_length|n_ctx|max_seq_length|context_length)", 64),
     (r"max_(source|target)_positions|max_length|max_2d_position_embeddings|max_speech_positions|max_text_positions", 64),
-    (r"(.*_)?image_size|pretrain_image_size", HIDDEN),
+    (r"(.*_)?image_size|pretrain_image_size", SIDE),
     (r"patch_size|encoder_stride", 8),
     (r"sliding_window|attention_window_size|local_attention_window|attn_window_size", 4),
     (r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts)", 4),
@@ -69,6 +71,9 @@ HEAD_NAMES = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attentio
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 TOKEN = re.compile(r"_token_(id|index)$|_token_ids$|^image_seq_length$")
 
+UNNAMED = {"vocab_size": VOCABULARY, "head_dim": HIDDEN // HEADS, "num_key_value_heads": HEADS // 2}
+"""What a config may leave open, and a model then does not run without."""
+
 Inputs = dict[str, Any]
 
 
@@ -91,7 +96,12 @@ def build(model_type: str) -> Tiny:
         NotBuilt: with the reason.
     """
     config = tiny_config(model_type)
-    return build_from(config, model_class(model_type, config))
+    try:
+        return build_from(config, model_class(model_type, config))
+    except NotBuilt:
+        raise
+    except Exception as error:  # noqa: BLE001 - a row says why, whatever it was
+        raise NotBuilt(f"the model: {type(error).__name__}: {error}") from error
 
 
 def build_from(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Tiny:
@@ -189,8 +199,10 @@ def _small_value(name: str, value: Any, config: PreTrainedConfig, numbers: Itera
         if isinstance(value, (list, tuple)) and any(item >= 10 for item in value):
             return [next(numbers) for _ in value]
         return None
-    if name == "vocab_size" and value is None:
-        return VOCABULARY
+    if value is None and name in UNNAMED:
+        return UNNAMED[name]
+    if isinstance(value, dict) and name == "rope_parameters":
+        return _sections_that_fit(value, config)
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     if re.fullmatch(r"(.*_)?(num_key_value_heads|num_kv_heads|n_kv_heads?|num_global_key_value_heads)", name):
@@ -202,15 +214,23 @@ def _small_value(name: str, value: Any, config: PreTrainedConfig, numbers: Itera
     return None
 
 
+def _sections_that_fit(rotation: dict[str, Any], config: PreTrainedConfig) -> dict[str, Any] | None:
+    """The parameters of a rotation whose sections, for time, height and width, fill a small head; None without any."""
+    if "mrope_section" not in rotation:
+        return None
+    pairs = int(HIDDEN // HEADS * rotation.get("partial_rotary_factor", _plain(config, "partial_rotary_factor") or 1)) // 2
+    sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    return {**rotation, "mrope_section": sections[: len(rotation["mrope_section"])]}
+
+
 def model_class(model_type: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that stands for a type: its bare model, else its first head.
 
     Raises:
         NotBuilt: for a type that is a part of others, without a model class that Transformers exports.
     """
-    module = _modeling(model_type, config)
     if model_type in MODELS:
-        return getattr(module, MODELS[model_type])
+        return getattr(transformers, MODELS[model_type])
     for auto_class in _auto_classes():
         mapping = auto_class._model_mapping
         if type(config) in mapping:
@@ -218,6 +238,7 @@ def model_class(model_type: str, config: PreTrainedConfig) -> type[PreTrainedMod
             found = found[0] if isinstance(found, (tuple, list)) else found
             if is_stock_model(found):
                 return found
+    module = _modeling(model_type, config)
     own = [cls for cls in vars(module).values() if inspect.isclass(cls) and _stands_for(cls, config)]
     if not own:
         raise NotBuilt("a part of other types: Transformers exports no model class of it")
@@ -322,7 +343,7 @@ def _size_of_images(config: PreTrainedConfig) -> tuple[int, int]:
         if size is not None:
             side = size if isinstance(size, int) else list(size.values() if isinstance(size, dict) else size)[-1]
             return int(side), int(_plain(holder, "num_channels") or 3)
-    return 2 * HIDDEN, 3
+    return 2 * SIDE, 3
 
 
 def run(model: PreTrainedModel, inputs: Inputs, **arguments: Any) -> list[torch.Tensor]:

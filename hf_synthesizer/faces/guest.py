@@ -20,6 +20,7 @@ from ..errors import UnsupportedModelError
 from ..logits import Explicit, Logits, LowRank
 from ..positions import Positions
 from ..synthesizers import MixtureSynthesizer, Synthesizer
+from .attention import asks_for_backend, find_face, uses_attention_interface
 from .caching import past_length, slots_before
 from .guest_cache import KeySideCache
 from .mixin import SynthesizerMixin, says_positions
@@ -94,7 +95,22 @@ class GuestFace(SynthesizerMixin):
         return self.wiring.fused or self.wiring.key
 
     def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
-        """Add the synthesizer. Nothing goes; one projection moves to `stock`, so that a guard may have its name."""
+        """Add the synthesizer. Nothing goes; one projection moves to `stock`, so that a guard may have its name.
+
+        Raises:
+            UnsupportedModelError: for a stock forward that cannot be relied on to ask our attention function, and it alone.
+        """
+        if not uses_attention_interface(self.stock_class):
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} makes its dot products without Transformers' attention interface, so that none "
+                f"can be had from it for a mixture. Leave dot_product out, or register a face that serves_dot_product."
+            )
+        if find_face(self.stock_class) is None and asks_for_backend(self.stock_class):
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} does more by the name of the attention backend than ask for its function, such "
+                f"as choosing keys by their content, and under synthesized attention it would not. Patch other layers "
+                f"(layers=…), or register a face for this class."
+            )
         self.wiring = find_wiring(self) or any_wiring(self)
         moved = cast(nn.Module, self._modules[self.guard_name])
         hidden_size = in_features(cast(nn.Module, self._modules[self.wiring.fused or self.wiring.query]))

@@ -68,32 +68,28 @@ def equals_stock(subject: Subject) -> str:
 def values_equal_stock(subject: Subject) -> str:
     """Where all logits are 0, stock and `random` attend evenly: what is left are values, masks, windows and biases.
 
-    This is what an own face writes anew, and `equals_stock`, by way of the stock forward, does not see.
+    This is what an own face writes anew, and `equals_stock`, by way of the stock forward, does not see. Under eager.
     """
     modules = [subject.model.get_submodule(name) for name in sorted(subject.layers)]
     if any(find_wiring(module) is None for module in modules):
         return "(projections of unknown names)"
-    with queries_of_zero(modules), torch.no_grad():
-        expected = run(subject.model, subject.inputs)
-    with subject.patched("random") as model:
-        for _, module in synthesized(model):
-            for parameter in module.synthesizer.parameters():
-                nn.init.zeros_(parameter)
-        found = run(model, subject.inputs)
+    with eager(subject.model):
+        with queries_of_zero(modules), torch.no_grad():
+            expected = run(subject.model, subject.inputs)
+        with subject.patched("random") as model:
+            for _, module in synthesized(model):
+                for parameter in module.synthesizer.parameters():
+                    nn.init.zeros_(parameter)
+            found = run(model, subject.inputs)
     return difference(expected, found, subject.inputs) or HOLDS
 
 
 def ignores_input(subject: Subject) -> str:
     """The weights of `random` are the same for two inputs of one shape."""
     other = {name: _other(tensor) if name in CONTENT else tensor for name, tensor in subject.inputs.items()}
-    backend = subject.model.config._attn_implementation
-    try:
-        subject.model.set_attn_implementation("eager")
-        with subject.patched("random") as model:
-            _randomize(model)
-            first, second = (recorded(model, inputs) for inputs in (subject.inputs, other))
-    finally:
-        subject.model.set_attn_implementation(backend)
+    with eager(subject.model), subject.patched("random") as model:
+        _randomize(model)
+        first, second = (recorded(model, inputs) for inputs in (subject.inputs, other))
     if not first:
         return "no layer returned its weights under eager"
     if len(first) != len(second):
@@ -225,6 +221,17 @@ CONTENT = ("input_ids", "decoder_input_ids", "pixel_values", "pixel_values_video
 def synthesized(model: nn.Module) -> list[tuple[str, SynthesizerMixin]]:
     """The patched layers of a model."""
     return [(name, module) for name, module in model.named_modules() if isinstance(module, SynthesizerMixin)]
+
+
+@contextmanager
+def eager(model: PreTrainedModel) -> Iterator[None]:
+    """As long as this lasts, the model attends step by step, and its layers return their weights."""
+    backend = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(backend)
 
 
 @contextmanager

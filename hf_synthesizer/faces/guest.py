@@ -75,6 +75,7 @@ class Call:
     start: int | torch.Tensor
     position_ids: torch.Tensor | None
     key_states: torch.Tensor | None
+    mask: torch.Tensor | None = None
     answered: bool = False
 
 
@@ -152,7 +153,8 @@ class GuestFace(SynthesizerMixin):
         hidden_states = given[self.stock_parameters[0]]
         cache_name = next((name for name in CACHES if given.get(name) is not None), None)
         key_states, start = self.synthesizer.project_keys(hidden_states), 0
-        call = Call(hidden_states, start, given.get("position_ids"), key_states)
+        mask = next((given[name] for name in MASKS if given.get(name) is not None), None)
+        call = Call(hidden_states, start, given.get("position_ids"), key_states, mask)
         if cache_name is not None:
             cache = given[cache_name]
             call.start = past_length(cache, self.layer_idx)
@@ -205,6 +207,7 @@ class GuestFace(SynthesizerMixin):
         hidden_states = call.hidden_states
         self.require_backend(mask, **arguments)
         self.require_whole(call, query)
+        self.require_given(call, mask)
         call.answered = True
         heads, length = query.shape[1], query.shape[2]
         groups = heads // value.shape[1]
@@ -243,7 +246,25 @@ class GuestFace(SynthesizerMixin):
                 f"layers (layers=…), or register a face for this class."
             )
 
+    def require_given(self, call: Call, mask: torch.Tensor | None) -> None:
+        """Raise `UnsupportedModelError` where the stock forward added logits of its own to the mask that it was given.
 
+        They may come of queries (relative positions, as Transformer-XL has them), which no synthesizer replaces then.
+        """
+        if mask is None or mask.dtype == torch.bool or mask is call.mask:
+            return
+        if call.mask is not None and mask._base is not None and mask._base in (call.mask, call.mask._base):
+            return
+        hidden = torch.finfo(mask.dtype).min / 2
+        if torch.compiler.is_compiling() or not bool(((mask == 0) | (mask < hidden)).all()):
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} adds logits of its own to its mask, which would stay beside synthesized ones. "
+                f"Patch it with dot_product alone or patch other layers (layers=…), or register a face for this class."
+            )
+
+
+MASKS = ("attention_mask", "mask")
+"""What stock forwards call their mask."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """What stock forwards call their cache."""
 

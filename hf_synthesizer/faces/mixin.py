@@ -317,8 +317,9 @@ class SynthesizerMixin(nn.Module):
         if is_causal is None:
             # What Transformers' own functions assume of a module that does not say.
             is_causal = getattr(self, "is_causal", self.backend == "sdpa")
-        # Under sdpa Transformers passes no mask where a plain triangle would do: the module itself has to be causal.
-        causal = is_causal and mask is None and not positions.at_the_end
+        # Under sdpa Transformers passes no mask where a plain triangle would do: the module itself has to be causal. Under
+        # eager no mask means that everybody sees everything, whatever a module says of itself.
+        causal = is_causal and self.backend == "sdpa" and mask is None and not positions.at_the_end
         attention_mask = AttentionMask.from_tensor(mask, causal_offset=positions.start if causal else None)
         logits = self.synthesizer(hidden_states, key_states, positions)
         output, weights = attend(

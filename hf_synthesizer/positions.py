@@ -71,7 +71,7 @@ class Positions:
     ) -> Positions:
         """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are recognised, and served by slices.
 
-        Cached keys are as far behind their query as their slots are, which is what generation with left padding means.
+        Padding may be at −1 (OPT), and stands at 0 then: nobody looks at it. Cached keys are as far behind their query as their slots are, which is what generation with left padding means.
         What there is to ask about `mask`, that of the same layer, is asked along.
         """
         if position_ids is None:
@@ -79,11 +79,12 @@ class Positions:
         if _are_contiguous(position_ids, start, mask):
             return cls(query_length, key_length, start)
         if isinstance(start, int) and start == 0 and key_length == query_length:
-            return cls(query_length, key_length, start, position_ids, position_ids)
+            named = position_ids.clamp(min=0)
+            return cls(query_length, key_length, start, named, named, position_ids)
         slots = torch.arange(query_length, device=position_ids.device) + start
         offset = slots[-1] - position_ids[:, -1:]  # (B or 1, 1): how many slots of a row are padding
         key = torch.arange(key_length, device=position_ids.device) - offset
-        return cls(query_length, key_length, start, position_ids, key.clamp(min=0), position_ids)
+        return cls(query_length, key_length, start, position_ids.clamp(min=0), key.clamp(min=0), position_ids)
 
     @classmethod
     def from_left_padding(

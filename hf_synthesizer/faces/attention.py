@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,16 @@ def uses_attention_interface(stock: type[nn.Module]) -> bool:
     """Whether a class hands queries, keys and values to Transformers' attention interface."""
     forward = stock.__dict__.get("forward") or getattr(stock, "forward", None)
     return "ALL_ATTENTION_FUNCTIONS" in _names_used(stock) if forward is not None else False
+
+
+def asks_for_backend(stock: type[nn.Module]) -> bool:
+    """Whether a forward does something by the name of the attention backend, beside asking for its function.
+
+    Under ours it would do something else. (Sparse attention that an indexer chooses is masked so.)
+    """
+    code = inspect.unwrap(stock.forward)
+    read = [instruction.argval for instruction in dis.get_instructions(code)]
+    return read.count("_attn_implementation") > read.count("get_interface")
 
 
 def synthesizer_class(stock: type[nn.Module], *, guest: bool = False) -> type[SynthesizerMixin]:

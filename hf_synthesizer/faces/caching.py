@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, QuantizedLayer, StaticLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    QuantizedLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
 from ..errors import UnsupportedModelError
 from ..tracing import traced
@@ -34,6 +42,8 @@ _READ = frozenset(
         "write_index",
     ]
 )
+_SLIDING = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
+"""They drop what lies behind their window, oldest first, so that the last slots are the last tokens (`slots_before`)."""
 _FILLED = "_synthesizer_filled"
 """Set on a layer's cache whose keys this module widened, so that its keys are known to be ours."""
 
@@ -183,7 +193,7 @@ def _room(cache: Any, layer_idx: int) -> Any:
     if isinstance(cache, Cache) and isinstance(layers, list):
         made = layers[layer_idx] if layer_idx < len(layers) else None
         kind = type(made) if made is not None else cache.layer_class_to_replicate
-        if (
+        if kind in _SLIDING or (
             kind is not None
             and issubclass(kind, (DynamicLayer, StaticLayer))
             and not getattr(kind, "is_sliding", False)

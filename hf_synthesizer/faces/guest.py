@@ -20,6 +20,7 @@ from ..errors import UnsupportedModelError
 from ..logits import Explicit, Logits, LowRank
 from ..positions import Positions
 from ..synthesizers import MixtureSynthesizer, Synthesizer
+from .attention import asks_for_backend, find_face, uses_attention_interface
 from .caching import past_length, slots_before
 from .guest_cache import KeySideCache
 from .mixin import SynthesizerMixin, says_positions
@@ -74,6 +75,7 @@ class Call:
     start: int | torch.Tensor
     position_ids: torch.Tensor | None
     key_states: torch.Tensor | None
+    mask: torch.Tensor | None = None
     answered: bool = False
 
 
@@ -94,7 +96,22 @@ class GuestFace(SynthesizerMixin):
         return self.wiring.fused or self.wiring.key
 
     def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
-        """Add the synthesizer. Nothing goes; one projection moves to `stock`, so that a guard may have its name."""
+        """Add the synthesizer. Nothing goes; one projection moves to `stock`, so that a guard may have its name.
+
+        Raises:
+            UnsupportedModelError: for a stock forward that cannot be relied on to ask our attention function, and it alone.
+        """
+        if not uses_attention_interface(self.stock_class):
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} makes its dot products without Transformers' attention interface, so that none "
+                f"can be had from it for a mixture. Leave dot_product out, or register a face that serves_dot_product."
+            )
+        if find_face(self.stock_class) is None and asks_for_backend(self.stock_class):
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} does more by the name of the attention backend than ask for its function, such "
+                f"as choosing keys by their content, and under synthesized attention it would not. Patch other layers "
+                f"(layers=…), or register a face for this class."
+            )
         self.wiring = find_wiring(self) or any_wiring(self)
         moved = cast(nn.Module, self._modules[self.guard_name])
         hidden_size = in_features(cast(nn.Module, self._modules[self.wiring.fused or self.wiring.query]))
@@ -135,7 +152,8 @@ class GuestFace(SynthesizerMixin):
         hidden_states = given[self.stock_parameters[0]]
         cache_name = next((name for name in CACHES if given.get(name) is not None), None)
         key_states, start = self.synthesizer.project_keys(hidden_states), 0
-        call = Call(hidden_states, start, given.get("position_ids"), key_states)
+        mask = next((given[name] for name in MASKS if given.get(name) is not None), None)
+        call = Call(hidden_states, start, given.get("position_ids"), key_states, mask)
         if cache_name is not None:
             cache = given[cache_name]
             call.start = past_length(cache, self.layer_idx)
@@ -188,6 +206,7 @@ class GuestFace(SynthesizerMixin):
         hidden_states = call.hidden_states
         self.require_backend(mask, **arguments)
         self.require_whole(call, query)
+        self.require_given(call, mask)
         call.answered = True
         heads, length = query.shape[1], query.shape[2]
         groups = heads // value.shape[1]
@@ -226,7 +245,25 @@ class GuestFace(SynthesizerMixin):
                 f"layers (layers=…), or register a face for this class."
             )
 
+    def require_given(self, call: Call, mask: torch.Tensor | None) -> None:
+        """Raise `UnsupportedModelError` where the stock forward added logits of its own to the mask that it was given.
 
+        They may come of queries (relative positions, as Transformer-XL has them), which no synthesizer replaces then.
+        """
+        if mask is None or mask.dtype == torch.bool or mask is call.mask:
+            return
+        if call.mask is not None and mask._base is not None and mask._base in (call.mask, call.mask._base):
+            return
+        hidden = torch.finfo(mask.dtype).min / 2
+        if torch.compiler.is_compiling() or not bool(((mask == 0) | (mask < hidden)).all()):
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} adds logits of its own to its mask, which would stay beside synthesized ones. "
+                f"Patch it with dot_product alone or patch other layers (layers=…), or register a face for this class."
+            )
+
+
+MASKS = ("attention_mask", "mask")
+"""What stock forwards call their mask."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """What stock forwards call their cache."""
 

@@ -58,7 +58,7 @@ class SynthesizerMixin(nn.Module):
     """The class that this one extends."""
     wiring: Wiring
     config: Any
-    layer_idx: Any
+    layer_idx: Any = None
     synthesizer: Synthesizer
 
     def __init__(self, *args: Any, synthesizer: str | SynthesizerConfig, **kwargs: Any):
@@ -322,8 +322,9 @@ class SynthesizerMixin(nn.Module):
         guard = self._modules[self.guard_name]
         if isinstance(guard, Guard):  # PEFT may have wrapped it
             guard.require(f"layer {self.layer_idx} of this model")
-        # Under sdpa Transformers passes no mask where a plain triangle would do: the module itself has to be causal.
-        causal = is_causal and mask is None and not positions.at_the_end
+        # Under sdpa Transformers passes no mask where a plain triangle would do: the module itself has to be causal. Under
+        # eager no mask means that everybody sees everything, whatever a module says of itself.
+        causal = is_causal and self.backend == "sdpa" and mask is None and not positions.at_the_end
         attention_mask = AttentionMask.from_tensor(mask, causal_offset=positions.start if causal else None)
         logits = self.synthesizer(hidden_states, key_states, positions)
         output, weights = attend(

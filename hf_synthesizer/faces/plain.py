@@ -60,6 +60,7 @@ class MPNetFace(SynthesizerMixin):
     Without an interface to ask, weights are returned whenever `output_attentions` wants them.
     """
 
+    serves_dot_product = True
     knows = frozenset({"permute", "matmul", "transpose", "math", "sqrt", "nn", "functional", "softmax"})
 
     @property

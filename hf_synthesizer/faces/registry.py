@@ -40,7 +40,10 @@ class Family:
         return tuple(_imported(cls) if isinstance(cls, str) else cls for cls in self.attention)
 
 
-_FAMILIES: dict[str, Family] = {}
+_FAMILIES: dict[str, Family] = {
+    name: Family(name, attention=(attention,))
+    for name, attention in {"mpnet": "transformers.models.mpnet.modeling_mpnet:MPNetSelfAttention"}.items()
+}
 
 
 def register_family(family: Family) -> Family:
@@ -56,10 +59,6 @@ def register_family(family: Family) -> Family:
     adopt(*family.models, *(cls for cls in family.attention if isinstance(cls, type)))
     _FAMILIES[family.name] = family
     return family
-
-
-for _name, _attention in {"mpnet": "transformers.models.mpnet.modeling_mpnet:MPNetSelfAttention"}.items():
-    register_family(Family(_name, attention=(_attention,)))
 
 
 def family_of(model: Any) -> Family:

@@ -88,6 +88,9 @@ _REGISTERED: set[type[PreTrainedConfig]] = set()
 
 def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """`SynthesizerXxx` of a model class, which builds the patched layers that its config describes."""
+    own = config_class(
+        cast(type[PreTrainedConfig], stock.config_class)
+    )  # which makes this class too, for Auto classes
 
     def make() -> type[PreTrainedModel]:
         from .checkpoints.model_mixin import SynthesizerModelMixin
@@ -95,7 +98,7 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         members = {
             "__module__": __name__,
             "__doc__": f"`{stock.__name__}` with synthesized self-attention.",
-            "config_class": config_class(cast(type[PreTrainedConfig], stock.config_class)),
+            "config_class": own,
         }
         return type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
 

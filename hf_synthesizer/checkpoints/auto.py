@@ -38,7 +38,7 @@ def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: ty
         auto_class.register(config_class, patched, exist_ok=True)
         # Pipelines and the Trainer's model card look classes up by name.
         mapping._model_mapping.setdefault(config_class.model_type, patched.__name__)
-    tokenizer = TOKENIZER_MAPPING[stock_config] if stock_config in TOKENIZER_MAPPING else None
+    tokenizer = TOKENIZER_MAPPING.get(stock_config, None)
     if tokenizer is not None:  # its package may be missing
         AutoTokenizer.register(config_class, tokenizer_class=tokenizer, exist_ok=True)
 

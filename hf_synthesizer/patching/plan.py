@@ -7,11 +7,9 @@ from numbers import Integral
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig
 
 from ..config import SynthesizerConfig
 from ..errors import CheckpointMismatchError, InvalidConfigError, NoMatchingLayerError, SynthesizerError, did_you_mean
-from ..faces.lengths import longest_sequence
 from ..synthesizers.registry import variant_options
 from .slots import Slot
 
@@ -26,10 +24,8 @@ Plan = dict[str, SynthesizerConfig]
 """From a slot's label to the configuration of its synthesizer."""
 
 
-def make_plan(
-    slots: list[Slot], spec: Spec, layers: Layers, options: dict[str, Any], config: PreTrainedConfig
-) -> Plan:
-    """What `patch_model` was asked for, layer by layer. `config` is the model's, for layers that have none of their own.
+def make_plan(slots: list[Slot], spec: Spec, layers: Layers, options: dict[str, Any]) -> Plan:
+    """What `patch_model` was asked for, layer by layer. A `max_length` that nobody named stays None.
 
     Raises:
         NoMatchingLayerError: for a selection that selects nothing, or names a layer that the model does not have.
@@ -49,12 +45,12 @@ def make_plan(
             )
         return {
             slot.label: _configure(
-                chosen[slot.label], slot, config, {k: v for k, v in options.items() if k in _knows(chosen[slot.label])}
+                chosen[slot.label], {k: v for k, v in options.items() if k in _knows(chosen[slot.label])}
             )
             for slot in slots
             if slot.label in chosen
         }
-    return {slot.label: _configure(spec, slot, config, options) for slot in _select(slots, layers)}
+    return {slot.label: _configure(spec, options) for slot in _select(slots, layers)}
 
 
 def _knows(variant: Variant) -> set[str]:
@@ -62,22 +58,10 @@ def _knows(variant: Variant) -> set[str]:
     return variant_options(name) | {"max_length"}
 
 
-def _configure(
-    variant: Variant, slot: Slot, model_config: PreTrainedConfig, options: dict[str, Any]
-) -> SynthesizerConfig:
+def _configure(variant: Variant, options: dict[str, Any]) -> SynthesizerConfig:
     if isinstance(variant, SynthesizerConfig):
-        config = SynthesizerConfig.create(**{**variant.to_dict(), **options})
-    else:
-        config = SynthesizerConfig.create(variant, **options)
-    if config.max_length is None:
-        config = config.replace(max_length=longest_sequence(config_of(slot, model_config), slot.stack))
-    return config
-
-
-def config_of(slot: Slot, model_config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config that says how a layer's sequences are: its own, which in a tower of a larger model is the tower's."""
-    own = getattr(slot.module, "config", None)
-    return own if isinstance(own, PreTrainedConfig) else model_config
+        return SynthesizerConfig.create(**{**variant.to_dict(), **options})
+    return SynthesizerConfig.create(variant, **options)
 
 
 def _hybrid(slots: list[Slot], spec: Mapping[Any, Variant]) -> dict[str, Variant]:

@@ -18,6 +18,7 @@ from ..faces.mixin import SynthesizerMixin
 from ..models import MODEL_TYPE_PREFIX, config_class, is_stock_model, model_class
 from ..peft import require_no_adapters
 from .changes import Samples, changed_weights, sample_weights
+from .longest import with_lengths
 from .own_config import OwnConfig, replace_configs
 from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json
 from .slots import Slot, find_slots
@@ -83,7 +84,7 @@ def patch_model(
         )
     if max_length is not None:
         options["max_length"] = max_length
-    plan = make_plan(slots, variant, layers, options, model.config)
+    plan = with_lengths(slots, make_plan(slots, variant, layers, options), model, model.config)
     undo = _install(model, slots, plan)
     model.__dict__[_UNDO] = undo
     return model

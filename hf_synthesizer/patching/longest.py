@@ -1,0 +1,78 @@
+"""How long the sequences of a patch are: the model's own maximum where the user names none, if that is affordable."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils import logging
+
+from ..config import SynthesizerConfig
+from ..errors import InvalidConfigError
+from ..faces.lengths import known_length, longest_sequence
+from ..faces.wiring import find_wiring, head_dim, in_features, query_heads
+from ..synthesizers import build_synthesizer
+from .slots import Slot
+
+logger = logging.get_logger(__name__)
+
+
+def with_lengths(
+    slots: list[Slot], plan: dict[str, SynthesizerConfig], model: nn.Module, model_config: PreTrainedConfig
+) -> dict[str, SynthesizerConfig]:
+    """The plan, with the model's own longest sequence for each layer that names none.
+
+    A `max_length` beyond what the model can take is warned of: no input will use it.
+
+    Raises:
+        InvalidConfigError: for a model that names no longest sequence, and where the position tables for it would be larger
+            than the whole model.
+    """
+    filled, numbers = {}, 0
+    longest: tuple[int, str] = (0, "")
+    for slot in slots:
+        if slot.label not in plan:
+            continue
+        config, layer_config = plan[slot.label], config_of(slot, model_config)
+        if config.max_length is None:
+            config = config.replace(max_length=longest_sequence(layer_config, slot.stack))
+            numbers += _numbers(slot.module, config)
+            longest = max(longest, (config.max_length or 0, type(layer_config).__name__))
+        else:
+            _warn_beyond(config.max_length, known_length(layer_config, slot.stack), type(layer_config).__name__)
+        filled[slot.label] = config
+    size = sum(parameter.numel() for parameter in model.parameters())
+    if numbers > size:
+        raise InvalidConfigError(
+            f"{longest[1]} allows sequences of {longest[0]:,} positions. Position tables for so many would hold "
+            f"{numbers:,} numbers, and the whole model has {size:,} weights. Say how long your sequences are: "
+            f"patch_model(model, …, max_length=2048)."
+        )
+    return filled
+
+
+def config_of(slot: Slot, model_config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config that says how a layer's sequences are: its own, which in a tower of a larger model is the tower's."""
+    own = getattr(slot.module, "config", None)
+    return own if isinstance(own, PreTrainedConfig) else model_config
+
+
+def _warn_beyond(max_length: int, known: int | None, name: str) -> None:
+    if known is not None and max_length > known:
+        logger.warning_once(
+            f"max_length={max_length:,} is more than the {known:,} positions that {name} can take: the position tables are "
+            f"larger than any input can use."
+        )
+
+
+def _numbers(module: nn.Module, config: SynthesizerConfig) -> int:
+    """How many numbers, trained or not, the tables and projections of a synthesizer would have."""
+    wiring = find_wiring(module)
+    if wiring is None:
+        return 0
+    hidden_size = in_features(module.get_submodule(wiring.fused or wiring.value))
+    with torch.device("meta"):
+        made = build_synthesizer(
+            config, hidden_size, query_heads(module), config.max_length or 0, head_dim=head_dim(module)
+        )
+    return sum(tensor.numel() for tensor in (*made.parameters(), *made.buffers()))

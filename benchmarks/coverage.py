@@ -181,7 +181,9 @@ def face_of(stock: type[nn.Module]) -> str:
     made = synthesizer_class(stock)
     if issubclass(made, GuestFace):
         return "guest"
-    return next(cls.__name__ for cls in made.__mro__ if "forward" in cls.__dict__ and issubclass(cls, SynthesizerMixin))
+    return next(
+        cls.__name__ for cls in made.__mro__ if "forward" in cls.__dict__ and issubclass(cls, SynthesizerMixin)
+    )
 
 
 def together(names: Iterable[str]) -> str:

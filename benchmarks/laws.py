@@ -313,9 +313,7 @@ def _cached(model: PreTrainedModel, inputs: Inputs, name: str, prefill: int = 5)
 
 
 def _main(output: Any) -> torch.Tensor:
-    return next(
-        output[name] for name in ("last_hidden_state", "logits") if isinstance(output.get(name), torch.Tensor)
-    )
+    return next(output[name] for name in ("last_hidden_state", "logits") if isinstance(output.get(name), torch.Tensor))
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -34,19 +34,37 @@ HIDDEN, HEADS, LAYERS = 64, 4, 2
 SIDE = 32  # of an image
 RULE: tuple[tuple[str, int], ...] = (
     (r"(.*_)?vocab_size(_.*)?|vocabulary_size", VOCABULARY),
-    (r"(.*_)?(num_attention_heads|attention_heads|num_heads|n_heads?|num_query_heads)|num_decoder_attention_heads", HEADS),
+    (
+        r"(.*_)?(num_attention_heads|attention_heads|num_heads|n_heads?|num_query_heads)|num_decoder_attention_heads",
+        HEADS,
+    ),
     (r"(.*_)?(num_hidden_layers|num_layers|n_layers?|depth|num_blocks|num_transformer_layers)", LAYERS),
     (r"(num_)?(encoder|decoder|text|vision|audio|resampler|block)_(num_)?(hidden_)?(layers|depth)", LAYERS),
     (r"(.*_)?(encoder|decoder)_(num_)?(hidden_)?layers|num_(en|de)coder_blocks", LAYERS),
-    (r"(.*_)?(head_dim|d_kv|dim_head|attention_head_size|attention_key_size)|v_head_dim|qk_nope_head_dim", HIDDEN // HEADS),
+    (
+        r"(.*_)?(head_dim|d_kv|dim_head|attention_head_size|attention_key_size)|v_head_dim|qk_nope_head_dim",
+        HIDDEN // HEADS,
+    ),
     (r"qk_rope_head_dim|rotary_dim", HIDDEN // HEADS // 2),
     (r"q_lora_rank|kv_lora_rank|.*lora_rank", 16),
-    (r"(.*_)?(intermediate_size|intermediate_dim|ffn_dim|d_ff|mlp_dim|feed_forward_hidden_size|ffn_hidden_size|d_inner)", 2 * HIDDEN),
-    (r"(.*_)?(hidden_size|d_model|n_embd|hidden_dim|embedding_size|projection_dim|embed_dim|proj_size|embedding_dim)", HIDDEN),
-    (r"query_pre_attn_scalar|emb_dim|projector_dim|out_dim|output_dim|output_channels|model_dim|.*projection_size|dim", HIDDEN),
+    (
+        r"(.*_)?(intermediate_size|intermediate_dim|ffn_dim|d_ff|mlp_dim|feed_forward_hidden_size|ffn_hidden_size|d_inner)",
+        2 * HIDDEN,
+    ),
+    (
+        r"(.*_)?(hidden_size|d_model|n_embd|hidden_dim|embedding_size|projection_dim|embed_dim|proj_size|embedding_dim)",
+        HIDDEN,
+    ),
+    (
+        r"query_pre_attn_scalar|emb_dim|projector_dim|out_dim|output_dim|output_channels|model_dim|.*projection_size|dim",
+        HIDDEN,
+    ),
     (r"hidden_size_per_layer_input|.*_hidden_size_.*", HIDDEN // 2),
     (r"(max_position_embeddings|n_positions|max_seq_len|max_sequence_length|n_ctx|max_seq_length|context_length)", 64),
-    (r"max_(source|target)_positions|max_length|max_2d_position_embeddings|max_speech_positions|max_text_positions", 64),
+    (
+        r"max_(source|target)_positions|max_length|max_2d_position_embeddings|max_speech_positions|max_text_positions",
+        64,
+    ),
     (r"(.*_)?image_size|pretrain_image_size", SIDE),
     (r"patch_size|encoder_stride", 8),
     (r"sliding_window|attention_window_size|local_attention_window|attn_window_size", 4),
@@ -218,7 +236,9 @@ def _sections_that_fit(rotation: dict[str, Any], config: PreTrainedConfig) -> di
     """The parameters of a rotation whose sections, for time, height and width, fill a small head; None without any."""
     if "mrope_section" not in rotation:
         return None
-    pairs = int(HIDDEN // HEADS * rotation.get("partial_rotary_factor", _plain(config, "partial_rotary_factor") or 1)) // 2
+    pairs = (
+        int(HIDDEN // HEADS * rotation.get("partial_rotary_factor", _plain(config, "partial_rotary_factor") or 1)) // 2
+    )
     sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
     return {**rotation, "mrope_section": sections[: len(rotation["mrope_section"])]}
 

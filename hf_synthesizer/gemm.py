@@ -7,7 +7,7 @@ derivative, so that only code that is its own backward may call this.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -48,8 +48,11 @@ def linear(module: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     """`module(tensor)`; a plain `nn.Linear` in float32 on the CPU by oneDNN, with a derivative.
 
     What is more than that is called as it is: a subclass or a stand-in (LoRA, quantization), a module with hooks or with a
-    `forward` of its own (offloading), autocast, and a graph that is being traced.
+    `forward` of its own (offloading), autocast, and a graph that is being traced. A plain one in another precision than the
+    model (Transformers keeps some in float32, by parts of their names) works in its own, and gives back the tensor's.
     """
+    if _in_other_precision(module, tensor):
+        return module(tensor.to(cast(torch.Tensor, module.weight).dtype)).to(tensor.dtype)
     if (
         type(module) is not nn.Linear
         or traced()  # before sizes are compared, of which an exported program would keep a bound
@@ -60,6 +63,16 @@ def linear(module: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     ):
         return module(tensor)
     return Projection.apply(tensor, module.weight, module.bias)
+
+
+def _in_other_precision(module: nn.Module, tensor: torch.Tensor) -> bool:
+    return (
+        type(module) is nn.Linear
+        and type(module.weight) is nn.Parameter
+        and module.weight.dtype != tensor.dtype
+        and module.weight.is_floating_point()
+        and not torch.is_autocast_enabled(tensor.device.type)
+    )
 
 
 class Projection(torch.autograd.Function):

@@ -148,8 +148,8 @@ class Positions:
             if largest >= max_length:
                 raise SequenceTooLongError(
                     f"position_ids name position {int(largest)}, but this synthesizer was built for "
-                    f"N = max_length = {max_length} positions, 0 to {max_length - 1}. Pass smaller position_ids, or patch "
-                    f"the model again with a larger max_length."
+                    f"N = max_length = {max_length} positions, 0 to {max_length - 1}. Pass smaller position_ids. "
+                    f"{_shorten(max_length, int(largest) + 1)}"
                 )
             return
         if self.key_length <= max_length:
@@ -160,10 +160,7 @@ class Positions:
         elif used > max_length:
             raise SequenceTooLongError(
                 f"The sequence has length L = {int(used)}, but this synthesizer was built for at most "
-                f"N = max_length = {max_length} positions. Truncate the input (tokenizer(..., truncation=True, "
-                f"max_length={max_length}); for a pipeline, pass truncation=True and max_length={max_length} to its call; for "
-                f"SentenceTransformer, set max_seq_length = {max_length}), generate fewer tokens, or patch the model again "
-                f"with patch_model(..., max_length={int(used)}) and train it."
+                f"N = max_length = {max_length} positions. {_shorten(max_length, int(used))}"
             )
 
     def queries(self, table: torch.Tensor) -> torch.Tensor:
@@ -179,6 +176,14 @@ class Positions:
         if self.key is not None:
             return table[:, self.key].transpose(0, 1)
         return span(table, 0, self.key_length, dim=1)
+
+
+def _shorten(max_length: int, wanted: int) -> str:
+    return (
+        f"Truncate the input (tokenizer(..., truncation=True, max_length={max_length}); for a pipeline, pass truncation=True "
+        f"and max_length={max_length} to its call; for SentenceTransformer, set max_seq_length = {max_length}), generate fewer "
+        f"tokens, or patch the model again with patch_model(..., max_length={wanted}) and train it."
+    )
 
 
 def _question(position_ids: torch.Tensor) -> Question:

@@ -124,7 +124,10 @@ def test_a_users_own_head_is_sent_to_its_base_model() -> None:
 @pytest.mark.parametrize("variant", ["random", "dense", "factorized_random", "factorized_dense", "random+salience"])
 def test_a_sequence_that_is_too_long(variant: str) -> None:
     model = patch_model(build("BertModel"), variant, max_length=8)
-    message = "length L = 9, but .* at most N = max_length = 8 .*Truncate.*max_length=9"
+    message = (
+        "length L = 9, but .* at most N = max_length = 8 .*Truncate.*for a pipeline, pass truncation=True and max_length=8 .*"
+        "SentenceTransformer, set max_seq_length = 8.*max_length=9"
+    )
     with pytest.raises(SequenceTooLongError, match=message):
         model(input_ids=torch.ones(1, 9, dtype=torch.long))
     with pytest.raises(SequenceTooLongError, match=message):
@@ -133,7 +136,7 @@ def test_a_sequence_that_is_too_long(variant: str) -> None:
 
 def test_position_ids_that_are_too_large() -> None:
     model = patch_model(build("BertModel"), "random", max_length=8)
-    with pytest.raises(SequenceTooLongError, match="position_ids name position 8"):
+    with pytest.raises(SequenceTooLongError, match="position_ids name position 8.*Truncate.*max_length=9"):
         model(input_ids=torch.ones(1, 4, dtype=torch.long), position_ids=torch.tensor([[0, 1, 2, 8]]))
 
 

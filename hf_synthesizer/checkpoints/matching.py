@@ -132,6 +132,20 @@ def require_safetensors(checkpoint: Any, use_safetensors: bool | None) -> None:
         )
 
 
+def unify_precision(model: nn.Module) -> None:
+    """Give each synthesizer the precision of the rest of its layer, in place.
+
+    Transformers keeps modules in float32 whose names hold certain letters, in T5 "wo": it means others than ours.
+    """
+    for _, layer in synthesized_layers(model):
+        own = {id(parameter) for parameter in layer.synthesizer.parameters()}
+        stock = [p for p in layer.parameters() if id(p) not in own and p.dim() > 1 and is_plain(p)]
+        dtype = next((p.dtype for p in stock if p.is_floating_point()), None)
+        for tensor in (*layer.synthesizer.parameters(), *layer.synthesizer.buffers()):
+            if dtype is not None and is_plain(tensor) and tensor.is_floating_point() and tensor.dtype != dtype:
+                tensor.data = tensor.data.to(dtype)
+
+
 def align(model: nn.Module) -> None:
     """Move tensors that lie at an odd place of a mapped file into memory of their own, in place.
 

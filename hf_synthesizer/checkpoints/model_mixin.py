@@ -59,7 +59,7 @@ class SynthesizerModelMixin:
             CheckpointMismatchError: when a tensor of a patched layer is missing, has another shape, was not asked for,
                 or belongs to another patch; when a file is damaged; when a description is newer than this version or unknown to it.
         """
-        from .matching import align, reading, require_match, require_safetensors
+        from .matching import align, reading, require_match, require_safetensors, unify_precision
 
         name = pretrained_model_name_or_path
         wants_info = kwargs.pop("output_loading_info", False)
@@ -76,6 +76,7 @@ class SynthesizerModelMixin:
                 **kwargs,
             )
         require_match(model, info, name, ignore_mismatched)
+        unify_precision(model)
         align(model)
         return (model, info) if wants_info else model
 

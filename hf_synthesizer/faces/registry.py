@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from ..errors import InvalidConfigError, UnsupportedModelError
 from .attention import uses_attention_interface
+from .hints import way_out
 
 PREFIX = "synthesizer_"
 CLASSES = "hf_synthesizer.models"
@@ -70,10 +71,9 @@ def family_of(model: Any) -> Family:
     from ..models import is_stock_model
 
     if not isinstance(model, PreTrainedModel):
-        inner = next((name for name in ("module", "_orig_mod", "base_model", "model") if hasattr(model, name)), None)
-        hint = f" It seems to wrap another model: patch that one ({inner}) before it is wrapped." if inner else ""
+        found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise UnsupportedModelError(
-            f"patch_model works on Transformers models (PreTrainedModel), not on {type(model).__name__}.{hint}"
+            f"patch_model works on Transformers models (PreTrainedModel), not on {found}.{way_out(model)}"
         )
     name = stock_model_type(model.config)
     patched = any(cls.__module__ == CLASSES for cls in type(model).__mro__)

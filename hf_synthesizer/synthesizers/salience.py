@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..gemm import linear
 from ..logits import KeyBias, Logits
 from ..positions import Positions
 from .base import Synthesizer
@@ -35,7 +36,7 @@ class SalienceSynthesizer(Synthesizer):
         nn.init.zeros_(self.worth.weight)
 
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.split_heads(self.worth(hidden_states))  # (B, H, L, 1)
+        return self.split_heads(linear(self.worth, hidden_states))  # (B, H, L, 1)
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         assert key_states is not None  # `project_keys` made them

@@ -1,0 +1,44 @@
+"""What to do with something that `patch_model` was called with and that is no model of Transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+WRAPPERS = ("module", "_orig_mod", "base_model")
+"""Where DDP and DataParallel, torch.compile and PEFT keep what they wrap."""
+
+
+def way_out(thing: Any) -> str:
+    """A sentence that starts with a space and says what to call instead; empty where nothing is known."""
+    if isinstance(thing, type):
+        return (
+            f" A class has no layers yet: build or load a model first, as in patch_model({thing.__name__}.from_pretrained(…), "
+            f"…), or load and patch in one step with from_pretrained_patched()."
+        )
+    if isinstance(thing, str):
+        return f" Load it first, or load and patch in one step: from_pretrained_patched({thing!r}, AutoModel…, …)."
+    if isinstance(thing, PreTrainedConfig):
+        return " Build a model of it first: patch_model(AutoModel.from_config(config), …)."
+    if not isinstance(thing, nn.Module):
+        return ""
+    wrapped = next((name for name in WRAPPERS if isinstance(getattr(thing, name, None), nn.Module)), None)
+    if wrapped is not None:
+        return f" It seems to wrap another model: patch that one ({wrapped}) before it is wrapped."
+    inner = next((name for name, module in thing.named_modules() if isinstance(module, PreTrainedModel)), None)
+    if inner is not None:
+        length = " Then set model.max_seq_length to its max_length." if hasattr(thing, "max_seq_length") else ""
+        return f" Patch the model in it: patch_model(model{_path(inner)}, …).{length}"
+    if type(thing).__module__.startswith("transformers."):
+        return (
+            " It is a part of a model, and a checkpoint would not know of the patch: patch the model that holds it, and "
+            "choose layers by layers=…."
+        )
+    return ""
+
+
+def _path(name: str) -> str:
+    """How to get at a submodule in Python: "0.auto_model" is `[0].auto_model`."""
+    return "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in name.split("."))

@@ -30,9 +30,11 @@ from laws import HOLDS, LAWS, Subject
 from records import RESULTS, ROOT, Row, read
 from tiny_models import NotBuilt, Tiny, build, run
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
+from hf_synthesizer import patch_model
 from hf_synthesizer.errors import InvalidConfigError, SequenceTooLongError, SynthesizerError
 from hf_synthesizer.faces import synthesizer_class
 from hf_synthesizer.faces.guest import GuestFace
@@ -74,16 +76,16 @@ def examine(model_type: str) -> Row:
     row = dict.fromkeys(FIELDS, "") | {"model_type": model_type, "transformers": version("transformers")}
     try:
         tiny = build(model_type)
+        require_layers(tiny.model)
     except NotBuilt as error:
-        return row | {"status": NOT_BUILT, "why": one_line(error)}
+        return row | without_inputs(error)
+    except SynthesizerError as error:
+        return row | {"model": type(tiny.model).__name__, "status": REFUSED, "why": one_line(error)}
     row["model"] = type(tiny.model).__name__
     try:
         slots = reached(tiny)
         if not slots:
-            return row | {
-                "status": REFUSED,
-                "why": "no self-attention through Transformers' attention interface takes part",
-            }
+            return row | {"status": NOT_BUILT, "why": "its inputs reach no layer of self-attention"}
         subject, served, refusals = serve(tiny, slots)
         shown = served or slots
         row["attention"] = together(type(slot.module).__name__ for slot in shown)
@@ -97,6 +99,22 @@ def examine(model_type: str) -> Row:
         return row | {"status": REFUSED, "why": one_line(error)}
     except Exception as error:  # noqa: BLE001 - whatever happens to one type becomes its row
         return row | {"status": WRONG, "why": f"{type(error).__name__}: {one_line(error)}"}
+
+
+def require_layers(model: PreTrainedModel) -> None:
+    """Let the library say why not, where a model has no layer that it could patch."""
+    if not find_slots(model)[0]:
+        patch_model(model, "random")
+
+
+def without_inputs(error: NotBuilt) -> Row:
+    """What is to be said of a type that did not run: that it has nothing to patch, if so."""
+    if error.model is not None:
+        try:
+            require_layers(error.model)
+        except SynthesizerError as refused:
+            return {"model": type(error.model).__name__, "status": REFUSED, "why": one_line(refused)}
+    return {"status": NOT_BUILT, "why": one_line(error)}
 
 
 def reached(tiny: Tiny) -> list[Slot]:
@@ -181,7 +199,9 @@ def face_of(stock: type[nn.Module]) -> str:
     made = synthesizer_class(stock)
     if issubclass(made, GuestFace):
         return "guest"
-    return next(cls.__name__ for cls in made.__mro__ if "forward" in cls.__dict__ and issubclass(cls, SynthesizerMixin))
+    return next(
+        cls.__name__ for cls in made.__mro__ if "forward" in cls.__dict__ and issubclass(cls, SynthesizerMixin)
+    )
 
 
 def together(names: Iterable[str]) -> str:

@@ -238,7 +238,12 @@ class GuestFace(SynthesizerMixin):
         """Raise `UnsupportedModelError` unless these are the queries of the hidden states, all of them, and once."""
         states, width = call.hidden_states, self.dimensions[0]
         fits = states.dim() == 3 and states.shape[:2] == (query.shape[0], query.shape[2]) and states.shape[-1] == width
-        if not fits or query.shape[1] != self.dimensions[1] or call.answered:
+        if call.answered:
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} attends more than once in one forward pass, and synthesized logits could stand "
+                f"in for one of them only. Patch other layers (layers=…), or register a face for this class."
+            )
+        if not fits or query.shape[1] != self.dimensions[1]:
             raise UnsupportedModelError(
                 f"{self.stock_class.__name__} attends in pieces: for hidden states of shape {tuple(states.shape)} it hands "
                 f"over queries of shape {tuple(query.shape)}. Positions in such a sequence are not known here. Patch other "

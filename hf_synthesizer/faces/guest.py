@@ -318,11 +318,10 @@ def config_property() -> property:
 
 
 def moved_projection(name: str) -> property:
-    """A projection that has moved to `stock`, where the stock forward looks for it."""
+    """A projection that has moved to `stock`, where the stock forward looks for it; to all others it is the guard."""
 
     def read(self: GuestFace) -> nn.Module:
-        stock = self._modules.get("stock")
-        module = self._modules[name] if stock is None else cast(nn.ModuleDict, stock)[name]
-        return cast(nn.Module, module)
+        inside = self.__dict__.get("_call") is not None
+        return cast(nn.Module, cast(nn.ModuleDict, self._modules["stock"])[name] if inside else self._modules[name])
 
     return property(read)

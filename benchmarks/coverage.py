@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
-from hf_synthesizer import patch_model
+from hf_synthesizer import models, patch_model
 from hf_synthesizer.errors import InvalidConfigError, SequenceTooLongError, SynthesizerError
 from hf_synthesizer.faces import synthesizer_class
 from hf_synthesizer.faces.guest import GuestFace
@@ -46,25 +46,10 @@ SERVED_TYPES = ROOT / "hf_synthesizer" / "faces" / "served.csv"
 FIELDS = ("model_type", "model", "attention", "stacks", "face", "status", "why", *LAWS, "transformers")
 SERVED, REFUSED, WRONG, NOT_BUILT = "served", "refused", "wrong", "not built"
 QUICK = (
-    "albert",
-    "bart",
-    "bert",
-    "deberta",
-    "distilbert",
-    "esm",
-    "gemma2",
-    "gpt2",
-    "gpt_neox",
-    "llama",
-    "modernbert",
-    "mpnet",
-    "nomic_bert",
-    "opt",
-    "t5",
-    "wav2vec2",
-    "whisper",
-)
-"""A type for each kind of face, a guest and a refusal."""
+    "albert", "bart", "bert", "deberta", "distilbert", "esm", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "llama", "modernbert",
+    "mpnet", "nomic_bert", "olmo2", "opt", "t5", "vision-encoder-decoder", "wav2vec2", "whisper",
+)  # fmt: skip
+"""A type for each kind of face, a guest, a composite, and refusals."""
 SECONDS = 180
 """The longest time that one type may take."""
 LONGEST = 256
@@ -88,7 +73,7 @@ def examine(model_type: str) -> Row:
             return row | {"status": NOT_BUILT, "why": "its inputs reach no layer of self-attention"}
         subject, served, refusals = serve(tiny, slots)
         shown = served or slots
-        row["attention"] = together(type(slot.module).__name__ for slot in shown)
+        row["attention"] = together(name_of_attention(type(slot.module)) for slot in shown)
         row["stacks"] = together(slot.stack for slot in shown)
         row["face"] = together(face_of(type(slot.module)) for slot in shown)
         row["why"] = "; ".join(refusals)
@@ -204,6 +189,11 @@ def face_of(stock: type[nn.Module]) -> str:
     )
 
 
+def name_of_attention(stock: type[nn.Module]) -> str:
+    """What comes behind "Synthesizer" in the name of the synthesized class."""
+    return models.name_of_attention(stock).removeprefix(models.PREFIX)
+
+
 def together(names: Iterable[str]) -> str:
     return " ".join(sorted(set(names)))
 
@@ -276,6 +266,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = {row["model_type"]: row for row in read(path)} if arguments.output != "-" else {}
     if not (arguments.types or arguments.quick):
         rows = {name: row for name, row in rows.items() if name in types}
+    examine("bert")  # imports here, once, what every process would import
     with ThreadPoolExecutor(arguments.workers) as pool:
         for row in pool.map(isolated, types):
             rows[row["model_type"]] = row

@@ -30,9 +30,11 @@ from laws import HOLDS, LAWS, Subject
 from records import RESULTS, ROOT, Row, read
 from tiny_models import NotBuilt, Tiny, build, run
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
+from hf_synthesizer import models, patch_model
 from hf_synthesizer.errors import InvalidConfigError, SequenceTooLongError, SynthesizerError
 from hf_synthesizer.faces import synthesizer_class
 from hf_synthesizer.faces.guest import GuestFace
@@ -44,25 +46,10 @@ SERVED_TYPES = ROOT / "hf_synthesizer" / "faces" / "served.csv"
 FIELDS = ("model_type", "model", "attention", "stacks", "face", "status", "why", *LAWS, "transformers")
 SERVED, REFUSED, WRONG, NOT_BUILT = "served", "refused", "wrong", "not built"
 QUICK = (
-    "albert",
-    "bart",
-    "bert",
-    "deberta",
-    "distilbert",
-    "esm",
-    "gemma2",
-    "gpt2",
-    "gpt_neox",
-    "llama",
-    "modernbert",
-    "mpnet",
-    "nomic_bert",
-    "opt",
-    "t5",
-    "wav2vec2",
-    "whisper",
-)
-"""A type for each kind of face, a guest and a refusal."""
+    "albert", "bart", "bert", "deberta", "distilbert", "esm", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "llama", "modernbert",
+    "mpnet", "nomic_bert", "olmo2", "opt", "t5", "vision-encoder-decoder", "wav2vec2", "whisper",
+)  # fmt: skip
+"""A type for each kind of face, a guest, a composite, and refusals."""
 SECONDS = 180
 """The longest time that one type may take."""
 LONGEST = 256
@@ -74,19 +61,19 @@ def examine(model_type: str) -> Row:
     row = dict.fromkeys(FIELDS, "") | {"model_type": model_type, "transformers": version("transformers")}
     try:
         tiny = build(model_type)
+        require_layers(tiny.model)
     except NotBuilt as error:
-        return row | {"status": NOT_BUILT, "why": one_line(error)}
+        return row | without_inputs(error)
+    except SynthesizerError as error:
+        return row | {"model": type(tiny.model).__name__, "status": REFUSED, "why": one_line(error)}
     row["model"] = type(tiny.model).__name__
     try:
         slots = reached(tiny)
         if not slots:
-            return row | {
-                "status": REFUSED,
-                "why": "no self-attention through Transformers' attention interface takes part",
-            }
+            return row | {"status": NOT_BUILT, "why": "its inputs reach no layer of self-attention"}
         subject, served, refusals = serve(tiny, slots)
         shown = served or slots
-        row["attention"] = together(type(slot.module).__name__ for slot in shown)
+        row["attention"] = together(name_of_attention(type(slot.module)) for slot in shown)
         row["stacks"] = together(slot.stack for slot in shown)
         row["face"] = together(face_of(type(slot.module)) for slot in shown)
         row["why"] = "; ".join(refusals)
@@ -97,6 +84,22 @@ def examine(model_type: str) -> Row:
         return row | {"status": REFUSED, "why": one_line(error)}
     except Exception as error:  # noqa: BLE001 - whatever happens to one type becomes its row
         return row | {"status": WRONG, "why": f"{type(error).__name__}: {one_line(error)}"}
+
+
+def require_layers(model: PreTrainedModel) -> None:
+    """Let the library say why not, where a model has no layer that it could patch."""
+    if not find_slots(model)[0]:
+        patch_model(model, "random")
+
+
+def without_inputs(error: NotBuilt) -> Row:
+    """What is to be said of a type that did not run: that it has nothing to patch, if so."""
+    if error.model is not None:
+        try:
+            require_layers(error.model)
+        except SynthesizerError as refused:
+            return {"model": type(error.model).__name__, "status": REFUSED, "why": one_line(refused)}
+    return {"status": NOT_BUILT, "why": one_line(error)}
 
 
 def reached(tiny: Tiny) -> list[Slot]:
@@ -186,6 +189,11 @@ def face_of(stock: type[nn.Module]) -> str:
     )
 
 
+def name_of_attention(stock: type[nn.Module]) -> str:
+    """What comes behind "Synthesizer" in the name of the synthesized class."""
+    return models.name_of_attention(stock).removeprefix(models.PREFIX)
+
+
 def together(names: Iterable[str]) -> str:
     return " ".join(sorted(set(names)))
 
@@ -258,6 +266,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = {row["model_type"]: row for row in read(path)} if arguments.output != "-" else {}
     if not (arguments.types or arguments.quick):
         rows = {name: row for name, row in rows.items() if name in types}
+    examine("bert")  # imports here, once, what every process would import
     with ThreadPoolExecutor(arguments.workers) as pool:
         for row in pool.map(isolated, types):
             rows[row["model_type"]] = row

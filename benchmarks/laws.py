@@ -6,6 +6,7 @@ here (in brackets), or what was wrong. Our own errors pass through: they are ref
 
 from __future__ import annotations
 
+import inspect
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ import torch
 import transformers
 from tiny_models import Inputs, run, tensors_of
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_synthesizer import models, patch_model, unpatch_model
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
@@ -90,11 +91,9 @@ def ignores_input(subject: Subject) -> str:
     with eager(subject.model), subject.patched("random") as model:
         _randomize(model)
         first, second = (recorded(model, inputs) for inputs in (subject.inputs, other))
-    if not first:
-        return "no layer returned its weights under eager"
-    if len(first) != len(second):
-        return "the two inputs took different ways"
-    wrong = sum(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    if not first or len(first) != len(second):
+        return "the layers returned no weights under eager, or took another way"
+    wrong = sum(not a.agrees_with(b) for a, b in zip(first, second, strict=True))
     return f"{wrong} of {len(first)} layers look at their input" if wrong else HOLDS
 
 
@@ -226,12 +225,16 @@ def synthesized(model: nn.Module) -> list[tuple[str, SynthesizerMixin]]:
 @contextmanager
 def eager(model: PreTrainedModel) -> Iterator[None]:
     """As long as this lasts, the model attends step by step, and its layers return their weights."""
-    backend = model.config._attn_implementation
+    found = [getattr(module, "config", None) for module in model.modules()]
+    before = {
+        id(config): (config, config._attn_implementation) for config in found if isinstance(config, PreTrainedConfig)
+    }
     model.set_attn_implementation("eager")
     try:
         yield
     finally:
-        model.set_attn_implementation(backend)
+        for config, backend in before.values():  # the parts of a model may have backends of their own
+            config._attn_implementation = backend
 
 
 @contextmanager
@@ -261,21 +264,48 @@ def queries_of_zero(modules: Iterable[nn.Module]) -> Iterator[None]:
                 tensor.copy_(value)
 
 
-def recorded(model: PreTrainedModel, inputs: Inputs) -> list[torch.Tensor]:
-    """The weights (B, H, Lq, Lk) that the patched layers return."""
-    weights: list[torch.Tensor] = []
+@dataclass
+class Record:
+    """What one patched layer was given as mask, what logits it made, and the weights that it returned."""
 
-    def keep(module: nn.Module, arguments: Any, output: Any) -> None:
+    mask: torch.Tensor | None
+    logits: torch.Tensor
+    weights: torch.Tensor
+
+    def agrees_with(self, other: Record) -> bool:
+        """Whether the logits are the same, as far as both sequences reach (LightGlue finds another number of points in
+        another image), and the weights where the masks are, which a model may make of its input (EoMT)."""
+        queries, keys = (min(self.logits.shape[dim], other.logits.shape[dim]) for dim in (-2, -1))
+        if not torch.equal(self.logits[..., :queries, :keys], other.logits[..., :queries, :keys]):
+            return False
+        if self.weights.shape != other.weights.shape:
+            return self.logits.shape != other.logits.shape
+        both = self.mask is not None and other.mask is not None
+        return torch.equal(self.weights, other.weights) or (both and not torch.equal(self.mask, other.mask))
+
+
+def recorded(model: PreTrainedModel, inputs: Inputs) -> list[Record]:
+    """What the patched layers did, as far as they return their weights (B, H, Lq, Lk)."""
+    records: list[Record] = []
+    made: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, arguments: Any, named: Any, output: Any) -> None:
+        given = inspect.signature(module.forward).bind(*arguments, **named).arguments
+        mask = given.get("attention_mask", given.get("mask"))
         found = [part for part in output if isinstance(part, torch.Tensor) and part.dim() == 4]
-        weights.extend(part for part in found[-1:] if part.shape[1] == module.dimensions[1])
+        records.extend(Record(mask, made[-1], part) for part in found[-1:] if part.shape[1] == module.dimensions[1])
 
-    hooks = [module.register_forward_hook(keep) for _, module in synthesized(model)]
+    hooks = [module.register_forward_hook(keep, with_kwargs=True) for _, module in synthesized(model)]
+    hooks += [
+        module.synthesizer.register_forward_hook(lambda module, arguments, logits: made.append(logits.materialize()))
+        for _, module in synthesized(model)
+    ]
     try:
         run(model, inputs, output_attentions=True)
     finally:
         for hook in hooks:
             hook.remove()
-    return weights
+    return records
 
 
 def difference(expected: list[torch.Tensor], found: list[torch.Tensor], inputs: Inputs) -> str | None:

@@ -14,9 +14,10 @@ import re
 import sys
 from collections.abc import Callable
 
+import coverage_table
 from records import RESULTS, ROOT, Row, read
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "sparse.md")
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("models.md", "performance.md", "sparse.md")))
 PLACE = re.compile(r"(<!-- table: ([a-z0-9-]+) \(benchmarks/tables\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 CELLS = (("128", "8"), ("512", "8"), ("2048", "2"))
 
@@ -247,6 +248,21 @@ def flex() -> str:
     return markdown(["pattern", "L", "way", "ms"], lines) + "\n\n" + provenance(rows)
 
 
+def served() -> str:
+    """Which model types each face serves."""
+    return markdown(*coverage_table.served())
+
+
+def refused() -> str:
+    """Which model types are refused, and why."""
+    return markdown(*coverage_table.not_served("refused"))
+
+
+def unbuilt() -> str:
+    """Of which model types no tiny model was made, so that nothing was checked."""
+    return markdown(*coverage_table.not_served("not built"))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
@@ -264,6 +280,9 @@ TABLES: dict[str, Callable[[], str]] = {
         recall,
         growth,
         flex,
+        served,
+        refused,
+        unbuilt,
     )
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from tiny_exceptions import CONFIGS, INPUTS, MODELS
+from tiny_exceptions import COMPOSITES, CONFIGS, INPUTS, MODELS
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_type_to_module_name
@@ -77,9 +77,10 @@ RULE: tuple[tuple[str, int], ...] = (
     (r"num_conv_pos_embeddings", 16),
     (r"num_queries|num_query_tokens", 6),
     (r"codebook_size|num_embeddings|num_codevectors_per_group", 16),
-    (r"global_window_size|block_size|window_size|axial_pos_embds_dim", 8),
+    (r"global_window_size|window_size", 4),
+    (r"block_size|axial_pos_embds_dim", 8),
     (r"conv_hidden_size|upsample_initial_channel|base_channels|stem_channels", HIDDEN),
-    (r"mamba_(n_heads|d_head|d_state)|ssm_state_size|state_size|mamba_num_heads", 8),
+    (r"mamba_(n_heads|d_state)|ssm_state_size|state_size|mamba_num_heads", 8),
     (r"mamba_chunk_size|chunk_size", 4),
     (r"linear_num_(key|value)_heads|linear_(key|value)_head_dim", 4),
     (r"index_topk|index_n_heads", 4),
@@ -96,7 +97,9 @@ Inputs = dict[str, Any]
 
 
 class NotBuilt(Exception):
-    """Why there is no tiny model of a type."""
+    """Why there is no tiny model of a type, or (`model`) no inputs that it runs on."""
+
+    model: PreTrainedModel | None = None
 
 
 @dataclasses.dataclass
@@ -143,7 +146,9 @@ def build_from(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Tiny:
         if tensors and all(bool(tensor.isfinite().all()) for tensor in tensors):
             return Tiny(model, inputs)
         reasons.append(f"{', '.join(inputs)}: no finite output")
-    raise NotBuilt(f"{cls.__name__} ran on no inputs: {'; '.join(dict.fromkeys(reasons))}")
+    failure = NotBuilt(f"{cls.__name__} ran on no inputs: {'; '.join(dict.fromkeys(reasons))}")
+    failure.model = model
+    raise failure
 
 
 def on_meta(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> PreTrainedModel:
@@ -160,6 +165,8 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     """
     try:
         cls = CONFIG_MAPPING[model_type]
+        if model_type in COMPOSITES:
+            return cls.from_encoder_decoder_configs(*map(tiny_config, COMPOSITES[model_type]))
         return _small(cls, CONFIGS.get(model_type, {}), numbers=itertools.count(10))
     except Exception as error:  # noqa: BLE001 - a row says why, whatever it was
         raise NotBuilt(f"its config: {type(error).__name__}: {error}") from error
@@ -187,6 +194,10 @@ def _small(cls: type[PreTrainedConfig], exceptions: dict[str, Any], numbers: Ite
         small = _small_value(name, value, default, numbers)
         if small is not None:
             values[name] = small
+    if isinstance(_plain(default, "num_heads"), (list, tuple)):  # a pyramid of stages: as wide as its heads ask
+        values.update(
+            {width: 8 * default.num_heads[0] for width in ("embed_dim",) if isinstance(values.get(width), int)}
+        )
     depth = next((values[name] for name in DEPTHS if isinstance(values.get(name), int)), None)
     if isinstance(_plain(default, "layer_types"), (list, tuple)) and "layer_types" in fields and depth:
         kinds = list(dict.fromkeys(default.layer_types))
@@ -228,7 +239,7 @@ def _small_value(name: str, value: Any, config: PreTrainedConfig, numbers: Itera
         return HEADS if value >= heads else min(value, HEADS // 2)
     for pattern, small in RULE:
         if re.fullmatch(pattern, name):
-            return min(value, small) if "window" in name else small
+            return min(value, small) if re.search("window|patch", name) else small
     return None
 
 
@@ -300,10 +311,10 @@ def batches(model: PreTrainedModel) -> Iterator[Inputs]:
     parameters = inspect.signature(model.forward).parameters
     takes = set(parameters)
     beside = {name: make() for name, make in BESIDE.items() if name in takes}
-    side, channels = _size_of_images(model.config)
+    size = _size_of_images(model.config)
     senses = [name for name in takes & SENSES.keys()]
     senses.sort(key=lambda name: (name != model.main_input_name, name))
-    options = {name: [make(side, channels) for make in SENSES[name]] for name in senses}
+    options = {name: [make(*size) for make in SENSES[name]] for name in senses}
     chosen = [(name,) for name in senses] + [
         pair for count in (2, 3) for pair in itertools.combinations(senses, count)
     ]
@@ -336,34 +347,34 @@ BESIDE: dict[str, Any] = {
 }
 """What a model takes beside its main input."""
 SENSES: dict[str, tuple[Any, ...]] = {
-    "input_ids": (lambda side, channels: _words(ROWS, LENGTH),),
+    "input_ids": (lambda *size: _words(ROWS, LENGTH),),
     "pixel_values": (
-        lambda side, channels: _noise(ROWS, channels, side, side),
-        lambda side, channels: _noise(ROWS, 2, channels, side, side),
+        lambda channels, *size: _noise(ROWS, channels, *size),
+        lambda channels, *size: _noise(ROWS, 2, channels, *size),
     ),
-    "pixel_values_videos": (lambda side, channels: _noise(ROWS, 4, channels, side, side),),
+    "pixel_values_videos": (lambda channels, *size: _noise(ROWS, 4, channels, *size),),
     "input_values": (
-        lambda side, channels: _noise(ROWS, 4000),
-        lambda side, channels: _noise(ROWS, 1, 4000),
-        lambda side, channels: _noise(ROWS, 64, 16),
+        lambda *size: _noise(ROWS, 4000),
+        lambda *size: _noise(ROWS, 1, 4000),
+        lambda *size: _noise(ROWS, 64, 16),
     ),
     "input_features": (
-        lambda side, channels: _noise(ROWS, 16, 64),
-        lambda side, channels: _noise(ROWS, 64, 16),
-        lambda side, channels: _noise(ROWS, 16, 128),
+        lambda *size: _noise(ROWS, 16, 64),
+        lambda *size: _noise(ROWS, 64, 16),
+        lambda *size: _noise(ROWS, 16, 128),
     ),
 }
 """How a batch of each kind may look; the first that runs is taken."""
 
 
-def _size_of_images(config: PreTrainedConfig) -> tuple[int, int]:
-    """The side and the channels of the images that a config speaks of."""
+def _size_of_images(config: PreTrainedConfig) -> tuple[int, int, int]:
+    """The channels, the height and the width of the images that a config speaks of."""
     for holder in (config, *(_plain(config, name) for name in ("vision_config", "encoder", "backbone_config"))):
         size = _plain(holder, "image_size") if holder is not None else None
         if size is not None:
-            side = size if isinstance(size, int) else list(size.values() if isinstance(size, dict) else size)[-1]
-            return int(side), int(_plain(holder, "num_channels") or 3)
-    return 2 * SIDE, 3
+            sides = list(size.values() if isinstance(size, dict) else [size] if isinstance(size, int) else size)
+            return int(_plain(holder, "num_channels") or 3), int(sides[0]), int(sides[-1])
+    return 3, 4 * SIDE, 4 * SIDE
 
 
 def run(model: PreTrainedModel, inputs: Inputs, **arguments: Any) -> list[torch.Tensor]:

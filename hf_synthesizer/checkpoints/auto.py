@@ -35,6 +35,8 @@ def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: ty
         stock = mapping[stock_config]
         # A few model types have several classes for one task, and choose by the config.
         patched = model_class(stock[0] if isinstance(stock, (tuple, list)) else stock)
+        if patched.config_class is not config_class:
+            continue  # a class for the text part alone, which has a config, and an entry, of its own (Llama 4)
         auto_class.register(config_class, patched, exist_ok=True)
         # Pipelines and the Trainer's model card look classes up by name.
         mapping._model_mapping.setdefault(config_class.model_type, patched.__name__)

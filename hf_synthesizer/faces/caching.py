@@ -15,11 +15,9 @@ from torch import nn
 from transformers.cache_utils import (
     Cache,
     DynamicLayer,
-    DynamicSlidingWindowLayer,
     EncoderDecoderCache,
     QuantizedLayer,
     StaticLayer,
-    StaticSlidingWindowLayer,
 )
 
 from ..errors import UnsupportedModelError
@@ -42,8 +40,6 @@ _READ = frozenset(
         "write_index",
     ]
 )
-_SLIDING = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
-"""They drop what lies behind their window, oldest first, so that the last slots are the last tokens (`slots_before`)."""
 _FILLED = "_synthesizer_filled"
 """Set on a layer's cache whose keys this module widened, so that its keys are known to be ours."""
 
@@ -193,11 +189,8 @@ def _room(cache: Any, layer_idx: int) -> Any:
     if isinstance(cache, Cache) and isinstance(layers, list):
         made = layers[layer_idx] if layer_idx < len(layers) else None
         kind = type(made) if made is not None else cache.layer_class_to_replicate
-        if kind in _SLIDING or (
-            kind is not None
-            and issubclass(kind, (DynamicLayer, StaticLayer))
-            and not getattr(kind, "is_sliding", False)
-        ):
+        # A model's own kinds of layers may keep something else than tokens.
+        if kind is not None and issubclass(kind, (DynamicLayer, StaticLayer)) and kind.__module__ == Cache.__module__:
             return made
     found = type(cache).__name__ if made is None else f"{type(cache).__name__} of {type(made).__name__}"
     raise UnsupportedModelError(

@@ -238,7 +238,12 @@ class GuestFace(SynthesizerMixin):
         """Raise `UnsupportedModelError` unless these are the queries of the hidden states, all of them, and once."""
         states, width = call.hidden_states, self.dimensions[0]
         fits = states.dim() == 3 and states.shape[:2] == (query.shape[0], query.shape[2]) and states.shape[-1] == width
-        if not fits or query.shape[1] != self.dimensions[1] or call.answered:
+        if call.answered:
+            raise UnsupportedModelError(
+                f"{self.stock_class.__name__} attends more than once in one forward pass, and synthesized logits could stand "
+                f"in for one of them only. Patch other layers (layers=…), or register a face for this class."
+            )
+        if not fits or query.shape[1] != self.dimensions[1]:
             raise UnsupportedModelError(
                 f"{self.stock_class.__name__} attends in pieces: for hidden states of shape {tuple(states.shape)} it hands "
                 f"over queries of shape {tuple(query.shape)}. Positions in such a sequence are not known here. Patch other "
@@ -313,11 +318,10 @@ def config_property() -> property:
 
 
 def moved_projection(name: str) -> property:
-    """A projection that has moved to `stock`, where the stock forward looks for it."""
+    """A projection that has moved to `stock`, where the stock forward looks for it; to all others it is the guard."""
 
     def read(self: GuestFace) -> nn.Module:
-        stock = self._modules.get("stock")
-        module = self._modules[name] if stock is None else cast(nn.ModuleDict, stock)[name]
-        return cast(nn.Module, module)
+        inside = self.__dict__.get("_call") is not None
+        return cast(nn.Module, cast(nn.ModuleDict, self._modules["stock"])[name] if inside else self._modules[name])
 
     return property(read)

@@ -13,6 +13,8 @@ TEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_l
 OF_STACK = {"encoder": "max_source_positions", "decoder": "max_target_positions"}
 EXTRA_TOKENS = 2
 """Beside its patches an image may have a class token and a distillation token."""
+BESIDE_PATCHES = ("num_register_tokens", "num_detection_tokens", "num_queries")
+"""What else is read along with the patches (DINOv2 with registers, YOLOS, EoMT)."""
 
 
 def longest_sequence(config: PreTrainedConfig, stack: str = "encoder") -> int:
@@ -72,9 +74,7 @@ def _patches(config: PreTrainedConfig) -> int | None:
     frames = getattr(config, "num_frames", None)
     if isinstance(frames, int):
         count *= max(1, frames // int(getattr(config, "tubelet_size", 1)))
-    registers = getattr(config, "num_register_tokens", 0)
-    detection = getattr(config, "num_detection_tokens", 0)
-    return count + EXTRA_TOKENS + int(registers or 0) + int(detection or 0)
+    return count + EXTRA_TOKENS + sum(int(getattr(config, name, 0) or 0) for name in BESIDE_PATCHES)
 
 
 def _sides(value: Any) -> tuple[int, int] | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from ..errors import InvalidConfigError, UnsupportedModelError
 from .attention import uses_attention_interface
@@ -17,6 +19,8 @@ from .hints import way_out
 PREFIX = "synthesizer_"
 CLASSES = "hf_synthesizer.models"
 """Where synthesized classes live."""
+SERVED = Path(__file__).parent / "served.csv"
+"""Written by benchmarks/coverage.py."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,19 @@ def stock_model_type(config: PreTrainedConfig) -> str:
 
 
 def list_families() -> list[str]:
-    """The model types of the installed Transformers, and the registered ones, that `patch_model` has a face for.
+    """The model types that `patch_model` is known to serve, whether the installed Transformers has them or not, and the
+    registered ones.
 
-    What becomes of each, by which face, and why some are refused: docs/models.md.
+    What becomes of each, by which face, and why others are refused: docs/models.md.
     """
-    from .coverage import served_types
+    return sorted({*served_types(), *_FAMILIES})
 
-    return sorted({*served_types(), *(_FAMILIES.keys() - CONFIG_MAPPING_NAMES.keys())})
+
+@cache
+def served_types() -> dict[str, str]:
+    """From each model type that passed the laws of benchmarks/coverage.py to the faces that serve it."""
+    with SERVED.open(newline="") as file:
+        return {row["model_type"]: row["face"] for row in csv.DictReader(file)}
 
 
 def is_attention(module: nn.Module, family: Family) -> bool:

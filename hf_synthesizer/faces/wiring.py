@@ -176,12 +176,19 @@ def rows_of(projection: nn.Module, rows: torch.Tensor) -> nn.Linear:
 
 
 def _attribute(module: nn.Module, names: tuple[str, ...], default: Any = None) -> Any:
-    """The first of these attributes that the module, or its config, has."""
+    """The first of these attributes that the module, or its config, has.
+
+    Raises:
+        UnsupportedModelError: where there is none, and no default.
+    """
     for holder in (module, getattr(module, "config", None)):
         for name in names:
             found = getattr(holder, name, None)
             if found is not None and not (isinstance(found, nn.Module) and not isinstance(found, nn.Dropout)):
                 return found
     if default is None:
-        raise AttributeError(f"{type(module).__name__} has none of {', '.join(names)}")
+        raise UnsupportedModelError(
+            f"{type(module).__name__} says its size in a way that no face knows: it has none of {', '.join(names)}. Patch other "
+            f"layers (layers=…), or register a face for this class."
+        )
     return default

@@ -1,0 +1,80 @@
+"""What `benchmarks/coverage.py` found holds for this Transformers: the same faces for all types, the same laws for a few."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import inspect
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hf_synthesizer
+from hf_synthesizer import list_families
+from hf_synthesizer.faces import synthesizer_class
+from hf_synthesizer.faces.registry import served_types
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    """A script of the benchmarks: they are not installed, and a package may have the same name."""
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return module
+
+
+coverage = load("coverage")
+with (BENCHMARKS / "results" / "coverage.csv").open(newline="") as file:
+    ROWS = {row["model_type"]: row for row in csv.DictReader(file)}
+SERVED = {name: row for name, row in ROWS.items() if row["status"] == "served"}
+same_transformers = pytest.mark.skipif(
+    ROWS["bert"]["transformers"] != version("transformers"),
+    reason="the results are of another version of Transformers",
+)
+
+
+def test_two_hundred_types_are_served_none_is_wrong_and_each_refusal_says_why() -> None:
+    assert len(SERVED) >= 200
+    assert not [name for name, row in ROWS.items() if row["status"] not in ("served", "refused", "not built")]
+    assert all(row["why"] for row in ROWS.values() if row["status"] != "served")
+
+
+def test_list_families_names_the_types_that_passed() -> None:
+    assert served_types() == {name: row["face"] for name, row in SERVED.items()}
+    assert set(SERVED) <= set(list_families())
+
+
+@same_transformers
+@pytest.mark.parametrize("model_type", SERVED)
+def test_each_served_type_has_the_face_of_the_table(model_type: str) -> None:
+    row = SERVED[model_type]
+    classes = [getattr(hf_synthesizer, f"Synthesizer{name}") for name in row["attention"].split()]
+    assert coverage.together(coverage.face_of(cls.stock_class) for cls in classes) == row["face"]
+    for cls in classes:
+        guest = synthesizer_class(cls.stock_class, guest=True)
+        for made in (cls, guest):
+            assert list(inspect.signature(made.forward).parameters) == list(
+                inspect.signature(cls.stock_class.forward).parameters
+            )
+
+
+@same_transformers
+@pytest.mark.parametrize("model_type", coverage.QUICK)
+def test_the_laws_hold_for_a_type_of_each_face(model_type: str) -> None:
+    assert coverage.examine(model_type) == ROWS[model_type]
+
+
+@pytest.mark.slow
+@same_transformers
+@pytest.mark.parametrize("model_type", ROWS)
+def test_the_laws_hold_for_every_type(model_type: str) -> None:
+    assert coverage.isolated(model_type) == ROWS[model_type]

@@ -300,7 +300,7 @@ def test_a_process_that_did_not_import_the_plugin(folder: Path, hide: bool, trus
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment
     )
-    said = [line for line in done.stdout.splitlines() if re.search(r"\wError |hf_synthesizer\.faces", line)]
+    said = [line for line in done.stdout.splitlines() if re.search(r"\wError |hf_synthesizer\.models", line)]
     assert len(said) == 3, done.stdout + done.stderr
     untrusted = "ValueError .*contains custom code.*trust_remote_code=True"
     assert re.search(untrusted, said[0]) and re.search(untrusted, said[1]) and re.search(trusted, said[2]), said

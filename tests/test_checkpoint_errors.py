@@ -59,7 +59,10 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda s: s["configs"][0].update(variant="dens"),
         r"config\.json.*Unknown variant 'dens'.*mean 'dense'",
     ),
-    "newer version": (lambda s: s.update(format_version=2), r"config\.json has format_version 2.*pip install -U"),
+    "newer version": (
+        lambda s: s.update(format_version=2),
+        r"config\.json has format_version 2.*Upgrade it: `pip install",
+    ),
     "no version": (lambda s: s.pop("format_version"), r"config\.json has format_version None"),
     "no layers": (lambda s: s.pop("layers"), r"config\.json is damaged"),
     "a configuration that is not there": (lambda s: s["layers"].update(encoder=[0, 7]), r"config\.json is damaged"),
@@ -287,7 +290,7 @@ for settings in ({{}}, dict(trust_remote_code=False), dict(trust_remote_code=Tru
     ("hide", "trusted"),
     [
         (False, r"hf_synthesizer\.models SynthesizerBertModel"),
-        (True, "ImportError .*not installed. Run `pip install hf_synthesizer`"),
+        (True, r"ImportError .*not installed. Install it \(`pip install (\.|git\+)"),
     ],
     ids=["the plugin is there", "the plugin is not there"],
 )
@@ -297,7 +300,7 @@ def test_a_process_that_did_not_import_the_plugin(folder: Path, hide: bool, trus
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment
     )
-    said = [line for line in done.stdout.splitlines() if re.search(r"\wError |hf_synthesizer\.faces", line)]
+    said = [line for line in done.stdout.splitlines() if re.search(r"\wError |hf_synthesizer\.models", line)]
     assert len(said) == 3, done.stdout + done.stderr
     untrusted = "ValueError .*contains custom code.*trust_remote_code=True"
     assert re.search(untrusted, said[0]) and re.search(untrusted, said[1]) and re.search(trusted, said[2]), said
@@ -310,6 +313,6 @@ def test_a_process_that_did_not_import_the_plugin(folder: Path, hide: bool, trus
 def test_a_class_that_this_version_does_not_have(folder: Path) -> None:
     from hf_synthesizer.checkpoints.auto import remote_class
 
-    with pytest.raises(CheckpointMismatchError, match=r"'SynthesizerNovelModel'.*pip install -U hf_synthesizer"):
+    with pytest.raises(CheckpointMismatchError, match=r"'SynthesizerNovelModel'.*Install a newer one \(`pip install"):
         remote_class("SynthesizerNovelModel")
     assert remote_class("SynthesizerBertModel") is SynthesizerBertModel

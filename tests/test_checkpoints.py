@@ -224,6 +224,13 @@ def test_every_auto_class_that_serves_a_stock_class_serves_the_patched_one(famil
     assert type(config) is config_class
 
 
+def test_a_class_that_is_asked_for_before_its_config_is_the_one_that_auto_classes_build() -> None:
+    from hf_synthesizer import models
+
+    patched = models.SynthesizerXmodModel  # of a model type that nothing else here asks for
+    assert AutoModel._model_mapping[patched.config_class] is patched
+
+
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that nobody has written yet is NaN, so that whoever reads it gives himself away."""

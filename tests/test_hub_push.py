@@ -241,7 +241,7 @@ in which 2 of 2 attention layers .*
 
 ### How to load it
 
-`pip install hf_synthesizer`, then
+Install `hf_synthesizer` \(`pip install .*\), then
 
 ```python
 import hf_synthesizer

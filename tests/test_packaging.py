@@ -1,6 +1,7 @@
 """The wheel, as a user gets it: built from the repository, installed into an empty environment, imported from there."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import hf_synthesizer
+from hf_synthesizer.checkpoints.auto import SHIM, write_shim
+from hf_synthesizer.version import HOW_TO_INSTALL
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -82,6 +85,33 @@ def test_the_version_is_stated_once(metadata: Message):
     setup.read(ROOT / "setup.cfg")
     assert setup["metadata"]["version"] == "attr: hf_synthesizer.version.__version__"
     assert metadata["Version"] == hf_synthesizer.__version__
+
+
+def test_nobody_is_sent_to_the_package_index():
+    """The name there is not ours. `version.py` says where the package comes from, and nothing else does."""
+    texts = [
+        path for name in ("hf_synthesizer", "docs", "examples", "benchmarks") for path in (ROOT / name).rglob("*")
+    ]
+    texts = [
+        path for path in (*texts, *ROOT.glob("*")) if path.suffix in (".py", ".md", ".cfg", ".toml", ".yaml", ".ipynb")
+    ]
+    by_name = re.compile(r"pip install [^`\n]*(?<![/\w])hf[_-]synthesizer")
+    found = [path.relative_to(ROOT) for path in texts if by_name.search(path.read_text(encoding="utf-8"))]
+    assert len(texts) > 100 and not found
+
+
+def test_a_saved_shim_says_how_to_install_the_package(tmp_path: Path):
+    write_shim(tmp_path)
+    text = (tmp_path / SHIM.name).read_text(encoding="utf-8")
+    assert f'HOW_TO_INSTALL = "{HOW_TO_INSTALL}"' in text and "{{" not in text
+    compile(text, SHIM.name, "exec")
+
+
+def test_a_release_writes_its_address_in_one_place():
+    source = (ROOT / "hf_synthesizer" / "version.py").read_text(encoding="utf-8")
+    names: dict[str, str] = {}
+    exec(source.replace('REPOSITORY = ""', 'REPOSITORY = "https://example.org/hf_synthesizer"'), names)
+    assert names["HOW_TO_INSTALL"] == "`pip install git+https://example.org/hf_synthesizer`"
 
 
 def test_the_citation_names_the_version_and_the_paper():

@@ -197,7 +197,6 @@ def test_patching_what_has_adapters_is_refused(head: str) -> None:
 ANOTHER = {
     "stride": (("sparse_strided", {"stride": 2}), ("sparse_strided", {"stride": 8}), "stride is 2, here it is 8"),
     "variant": (("lsh_simple", {}), ("alsh_xbox", {}), "variant is 'lsh_simple', here it is 'alsh_xbox'"),
-    "mixing": (("random+dense", {}), ("random+dense", {"mixing": "sum"}), "mixing is 'softmax', here it is 'sum'"),
     "dot_product": (("dot_product", {}), ("sparse_fixed", {}), "variant is 'dot_product', here it is 'sparse_fixed'"),
 }
 

@@ -32,16 +32,17 @@ def configs(model: nn.Module) -> dict[str, Any]:
 def test_models_that_share_a_config_are_patched_one_by_one(tmp_path: Path, head: str) -> None:
     model, inputs = build(head), batch(head)
     config, generation = model.config, getattr(model, "generation_config", None)
-    before, objects = config.to_dict(), {name: id(found) for name, found in configs(model).items()}
+    before, objects = config.to_dict(), configs(model)
     sibling = type(model)(config)
 
     patch_model(model, "dense", layers=[0])
     assert sibling.config is config and config.to_dict() == before and not hasattr(config, "synthesizer")
+    assert model.config is not config and model.config.synthesizer and type(model.config) is not type(config)
     own = configs(model)
-    assert all(found.synthesizer and type(found) is type(model.config) for found in own.values())
-    assert not {id(found) for found in own.values()} & set(objects.values())
-    # Who shared a config before shares one now.
-    assert len({id(found) for found in own.values()}) == len(set(objects.values()))
+    # Who referred to the shared object refers to the model's own; T5's stacks have copies of theirs, which nobody shares.
+    assert own.keys() == objects.keys() and all(
+        own[name] is model.config for name, found in objects.items() if found is config
+    )
     assert getattr(model, "generation_config", None) is generation
     twin = copy.deepcopy(model)
     assert not {id(found) for found in configs(twin).values()} & {id(found) for found in own.values()}
@@ -51,7 +52,7 @@ def test_models_that_share_a_config_are_patched_one_by_one(tmp_path: Path, head:
     before = config.to_dict()  # saving writes down dtype and architecture
     model.save_pretrained(tmp_path)
     assert unpatch_model(model).config is config and config.to_dict() == before
-    assert {name: id(found) for name, found in configs(model).items()} == objects
+    assert all(found is objects[name] for name, found in configs(model).items())
 
 
 def test_what_is_set_on_a_patched_model_stays_when_it_is_unpatched(tmp_path: Path) -> None:

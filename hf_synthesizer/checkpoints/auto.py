@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from ..errors import CheckpointMismatchError
-from ..version import __version__
+from ..version import HOW_TO_INSTALL, __version__
 from .model_mixin import patched_class
 
 SHIM = Path(__file__).parent / "shims" / "modeling_hf_synthesizer.py"
@@ -82,8 +81,9 @@ def serving_auto_classes(model: PreTrainedModel) -> list[str]:
 
 
 def write_shim(folder: Path) -> None:
-    """Put the shim into a checkpoint's folder."""
-    shutil.copyfile(SHIM, folder / SHIM.name)
+    """Put the shim into a checkpoint's folder. It has to say how to install a package that may not be there to ask."""
+    text = SHIM.read_text(encoding="utf-8").replace("{{ how_to_install }}", HOW_TO_INSTALL)
+    (folder / SHIM.name).write_text(text, encoding="utf-8")
 
 
 def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:
@@ -99,7 +99,7 @@ def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:
     except AttributeError as error:
         raise CheckpointMismatchError(
             f"The checkpoint's config.json asks for the class {name!r}, which hf_synthesizer {__version__} does not have. "
-            f"Upgrade it (pip install -U hf_synthesizer), or import the package that registers this family first."
+            f"Install a newer one ({HOW_TO_INSTALL}), or import the package that registers this family first."
         ) from error
 
 

@@ -32,6 +32,7 @@ from ..patching.slots import find_slots
 from ..patching.swap import TAGS
 from ..synthesizers.mixture import MixtureSynthesizer
 from ..synthesizers.registry import get_variant
+from ..version import HOW_TO_INSTALL
 from .auto import serving_auto_classes
 from .model_mixin import stock_class
 from .tokenizer_length import longest_input, shorten
@@ -214,6 +215,7 @@ def _section(model: PreTrainedModel, repo_id: str, trainer: Trainer | None) -> s
         begin=BEGIN,
         end=END,
         repo=repo_id,
+        how_to_install=HOW_TO_INSTALL,
         base_model=model.config.synthesizer.get("base_model"),
         stock_class=stock_class(model).__name__,
         auto_class=(serving_auto_classes(model) or [type(model).__name__])[0],

@@ -84,7 +84,11 @@ def family_of(model: Any) -> Family:
     if not patched and not is_stock_model(type(model)):
         inner = getattr(model, model.base_model_prefix, None)
         if isinstance(inner, PreTrainedModel) and inner is not model:
-            hint = f" Patch its base model instead: patch_model(model.{model.base_model_prefix}, …)."
+            base = f"model.{model.base_model_prefix}"
+            hint = (
+                f" Patch its base model instead: patch_model({base}, …), then model.config = {base}.config, so that it is "
+                f"saved as a patched one (docs/checkpoints.md, 'As a part of a larger model')."
+            )
         else:
             hint = (
                 " If it is a part of a larger model, patch that one and name the stack: patch_model(model, …, "

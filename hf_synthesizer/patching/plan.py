@@ -11,6 +11,7 @@ from torch import nn
 from ..config import SynthesizerConfig
 from ..errors import CheckpointMismatchError, InvalidConfigError, NoMatchingLayerError, SynthesizerError, did_you_mean
 from ..synthesizers.registry import variant_options
+from ..version import HOW_TO_INSTALL
 from .slots import Slot
 
 FORMAT_VERSION = 1
@@ -187,12 +188,12 @@ def plan_from_json(data: Any) -> Plan:
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise CheckpointMismatchError(
             f"{where} has format_version {version!r}; this version of hf_synthesizer reads up to {FORMAT_VERSION}. "
-            f"Upgrade it: pip install -U hf_synthesizer."
+            f"Upgrade it: {HOW_TO_INSTALL}."
         )
     unknown = sorted(data.keys() - {"format_version", "configs", "layers", "base_model"})
     if unknown:
         raise CheckpointMismatchError(
-            f"Unknown key {unknown[0]!r} in {where}; upgrade hf_synthesizer (pip install -U hf_synthesizer), or remove it."
+            f"Unknown key {unknown[0]!r} in {where}; upgrade hf_synthesizer ({HOW_TO_INSTALL}), or remove the key."
         )
     try:
         configs = [SynthesizerConfig.from_dict(config) for config in data["configs"]]

@@ -3,6 +3,8 @@
 The file lies in every checkpoint that hf_synthesizer saves. It holds no model code of its own.
 """
 
+HOW_TO_INSTALL = "{{ how_to_install }}"
+
 try:
     from hf_synthesizer.auto import remote_class
 except ModuleNotFoundError as error:
@@ -10,7 +12,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         "This checkpoint holds synthesized attention, which the package hf_synthesizer knows how to run, and that is "
-        "not installed. Run `pip install hf_synthesizer`, then load the checkpoint again."
+        f"not installed. Install it ({HOW_TO_INSTALL}), then load the checkpoint again."
     ) from error
 
 

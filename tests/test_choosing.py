@@ -19,7 +19,7 @@ from hf_synthesizer import (
     transfer_attention,
     unpatch_model,
 )
-from hf_synthesizer.attend import attend, reference
+from hf_synthesizer.attend import attend, buckets, reference
 from hf_synthesizer.masks import AttentionMask
 from tests import test_families, test_laws
 from tests.models import CHOOSING, RELATIVES, WHOLE_SEQUENCE, batch, build, first_output, mask
@@ -35,6 +35,13 @@ SMALL = {"bucket_size": 4, "num_hashes": 2}
 def layer_of(variant: str, heads: int = 3, max_length: int = N, **options: Any) -> SynthesizerAttention:
     options = {**(SMALL if variant in HASHES else {}), **options}
     return SynthesizerAttention(WIDTH, heads, variant, max_length, **options).double().eval()
+
+
+@pytest.fixture(params=[0, buckets.SHORT], ids=["sorted", "all pairs"])
+def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Up to how many tokens hashing looks at all pairs."""
+    monkeypatch.setattr(buckets, "SHORT", request.param)
+    return request.param
 
 
 def tokens(rows: int, length: int) -> torch.Tensor:
@@ -62,7 +69,9 @@ def chosen_by(layer: SynthesizerAttention, hidden_states: torch.Tensor, keep: to
     ],
     ids=str,
 )
-def test_keys_and_outputs_are_those_of_the_loops(variant: str, options: dict, length: int, padding: str) -> None:
+def test_keys_and_outputs_are_those_of_the_loops(
+    variant: str, options: dict, length: int, padding: str, short: int
+) -> None:
     """With an odd number of heads, the fast route as well as the one that returns weights."""
     layer, hidden_states = layer_of(variant, **options), tokens(3, length)
     keep = torch.rand(3, length) > 0.3 if padding == "holes" else mask(3, length, padding)
@@ -232,7 +241,7 @@ def test_the_work_grows_with_the_chosen_keys(variant: str) -> None:
 @pytest.mark.parametrize("bias", [None, "position", "key", "row"])
 @pytest.mark.parametrize("padding", ["none", "right", "holes"])
 @pytest.mark.parametrize("variant", CHOOSING)
-def test_gradients_are_those_of_the_reference(variant: str, padding: str, bias: str | None) -> None:
+def test_gradients_are_those_of_the_reference(variant: str, padding: str, bias: str | None, short: int) -> None:
     synthesizer, hidden_states = layer_of(variant).synthesizer, tokens(3, N).requires_grad_()
     value = torch.randn(3, 3, N, 5, dtype=torch.double, requires_grad=True)
     shapes = {"position": (1, 3, N, N), "key": (3, 1, 1, N), "row": (3, 1, N, N)}
@@ -335,6 +344,25 @@ def test_a_stride_longer_than_the_row_costs_no_more_than_the_row(variant: str, c
         expected, _ = layers[1](x, is_causal=causal)  # every pair, masked
         for layer in layers:
             torch.testing.assert_close(layer(x, is_causal=causal, need_weights=False)[0], expected)
+
+
+@pytest.mark.parametrize("padding", ["none", "right", "holes"])
+@pytest.mark.parametrize("num_hashes", [1, 3])
+def test_of_keys_that_are_equal_no_more_are_chosen_than_a_bucket_holds(num_hashes: int, padding: str) -> None:
+    layer = layer_of("lsh_simple", num_hashes=num_hashes)
+    hidden_states = tokens(1, 3).expand(2, -1, -1).repeat(1, 6, 1)  # the same three tokens again and again
+    keep = torch.ones(2, 18, dtype=torch.bool)
+    if padding != "none":
+        keep[1, 15:] = False
+    if padding == "holes":
+        keep[1, 4:6] = False
+    for need_weights in (False, True):
+        output, weights = layer(hidden_states, keep, need_weights=need_weights)
+        assert output.isfinite().all()
+        if weights is not None:
+            count = (weights[keep[:, None].expand(-1, weights.shape[1], -1)] > 0).sum(-1)
+            assert count.min() >= 1 and count.max() <= 4
+            assert not weights.transpose(-1, -2)[~keep[:, None].expand(-1, weights.shape[1], -1)].any()
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
@@ -113,8 +112,8 @@ def test_torch_jit_trace_of_variants_that_choose_keys(name: str) -> None:
 
 
 def onnx_matches_torch(variant: str | SynthesizerConfig, path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra hf_synthesizer[export] brings onnxruntime")
-    pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript, in hf_synthesizer[export]")
+    import onnxruntime  # of the extra hf_synthesizer[export], as all that torch.onnx.export needs
+
     model = patch_model(build(HEAD), variant)
     given = inputs(3, 8)
     with warnings.catch_warnings():
@@ -172,15 +171,7 @@ def quantize_with_torchao(model: nn.Module) -> nn.Module:
     return model
 
 
-HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
-QUANTIZERS = [
-    pytest.param(quantize_with_torch, id="torch"),
-    pytest.param(
-        quantize_with_torchao,
-        id="torchao",
-        marks=pytest.mark.skipif(not HAS_TORCHAO, reason="torchao is not installed; no extra asks for it"),
-    ),
-]
+QUANTIZERS = [pytest.param(quantize_with_torch, id="torch"), pytest.param(quantize_with_torchao, id="torchao")]
 
 
 @pytest.mark.parametrize("quantize", QUANTIZERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 
 import pytest
 import torch
@@ -198,7 +197,7 @@ def test_compiles_as_one_graph(variant: str, head: str, padding: str) -> None:
         torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.compiler
 @pytest.mark.parametrize("variant", ["random", "dense+salience", "factorized_dense"])
 def test_compiles_with_inductor_and_trains(variant: str) -> None:
     torch._dynamo.reset()

@@ -17,12 +17,15 @@ from torch.utils.checkpoint import checkpoint
 
 from ..choices import Buckets
 from ..choices.hashing import Found
+from ..choices.pairs import hiding
 
 if TYPE_CHECKING:
     from .sparse import Rows
 
 TILE = 32  # queries of one bucket that go together
 ENTRIES = 1 << 14  # of queries and hashes that are worked on at a time
+SHORT = 768  # tokens; up to so many it is faster to look at all pairs
+VALUES = 1 << 18  # of keys and directions that are compared at a time, where all pairs are looked at
 
 
 def attend(choice: Buckets, rows: Rows) -> torch.Tensor:
@@ -32,6 +35,8 @@ def attend(choice: Buckets, rows: Rows) -> torch.Tensor:
     batch, heads, length, width = rows.value.shape
     if length <= choice.bucket_size:
         return _all(rows)
+    if length <= SHORT:
+        return _short(choice, rows)
     made = [_some(choice, part) for part in parts_of(rows, len(choice.directions))]
     return torch.cat(made, dim=1).unflatten(1, (batch, heads)).permute(1, 2, 0, 3)  # made as (n, b·H, d_v)
 
@@ -173,6 +178,25 @@ def _found_before(columns: torch.Tensor, found: Found) -> torch.Tensor:
         bucket = found.bucket[:, earlier, :, None, None]
         again[:, :, earlier + 1 :] |= holds[head, earlier, bucket, keys[:, :, earlier + 1 :]]
     return again.flatten(2)
+
+
+def _short(choice: Buckets, rows: Rows) -> torch.Tensor:
+    """All pairs are made, and those that do not meet are hidden."""
+    batch, heads, length, width = rows.value.shape
+    together = max(1, VALUES // (2 * choice.directions[..., 0].numel() * length))
+    bias = None if rows.bias is None else rows.bias.expand(batch, heads, -1, -1)
+    made = []
+    for row in range(batch):
+        for head in range(0, heads, together):
+            own = row, slice(head, head + together)
+            query, key, value = rows.query[own], rows.key[own], rows.value[own]  # (g, n, …)
+            wide = torch.promote_types(query.dtype, torch.float32)
+            scores = query.to(wide) @ key.to(wide).transpose(-1, -2)  # (g, n, n)
+            logits = scores * rows.scaling + hiding(choice.pairs(query, key, scores.detach()), wide)
+            if bias is not None:
+                logits = logits + bias[own]
+            made.append(functional.dropout(logits.softmax(-1).to(value.dtype), rows.dropout) @ value)
+    return torch.cat(made).view(batch, heads, length, width)
 
 
 def _all(rows: Rows) -> torch.Tensor:

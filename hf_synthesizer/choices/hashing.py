@@ -26,6 +26,7 @@ import torch
 from torch.nn import functional
 
 from ..tracing import traced
+from . import pairs
 from .base import Choice
 from .tokens import Tokens
 
@@ -99,15 +100,7 @@ class Buckets(Choice):
     def find(self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None = None) -> Found:
         """Fill the buckets with keys (…, Lk, d), and look up the queries' (…, Lq, d). `keep` broadcasts to (…, Lk)."""
         with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
-            query, key = _wide(query), _wide(key)
-            norms = key.norm(dim=-1)
-            if keep is not None:
-                norms = norms.masked_fill(~keep, 0.0)
-            bound = norms.amax(-1)[..., None, None].clamp(min=torch.finfo(norms.dtype).tiny ** 0.25)
-            asked, stored = self.transform(query, key, bound)
-            directions = self.directions.to(stored.dtype)
-            values = directions.flatten(0, 1) @ stored.transpose(-1, -2)  # (…, T·d', Lk)
-            values = values.unflatten(-2, directions.shape[:2])
+            asked, stored, values = self.hashed(_wide(query), _wide(key), keep)
             values = torch.cat((values, -values), dim=-2)  # (…, T, 2·d', Lk)
             if keep is not None:
                 values = values.masked_fill(~keep[..., None, None, :], float("-inf"))
@@ -120,15 +113,42 @@ class Buckets(Choice):
 
     def chosen(self, query: torch.Tensor, key: torch.Tensor, tokens: Tokens, causal: bool) -> torch.Tensor:
         keep = None if tokens.keep is None else tokens.keep.unsqueeze(1)  # (B, 1, Lk)
-        members, bucket = self.find(query, key, keep)
-        size = members.shape[-1]
-        found = members.gather(-2, bucket.unsqueeze(-1).expand(*bucket.shape, size))  # (B, H, T, Lq, k)
-        found = found.transpose(-2, -3).flatten(-2)  # (B, H, Lq, T·k)
-        with torch.no_grad():
-            candidates = _marked(found, key.shape[-2])
-            with torch.autocast(key.device.type, enabled=False):
-                scores = (_wide(query) @ _wide(key).transpose(-1, -2)).masked_fill(~candidates, float("-inf"))
-            return candidates & _marked(_largest(scores, size).indices, key.shape[-2])
+        length = key.shape[-2]
+        with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
+            query, key = _wide(query), _wide(key)
+            if not traced():
+                return self.pairs(query, key, query @ key.transpose(-1, -2), keep)
+            members, bucket = self.find(query, key, keep)
+            size = members.shape[-1]
+            found = members.gather(-2, bucket.unsqueeze(-1).expand(*bucket.shape, size))  # (B, H, T, Lq, k)
+            candidates = _marked(found.transpose(-2, -3).flatten(-2), length)
+            scores = (query @ key.transpose(-1, -2)).masked_fill(~candidates, float("-inf"))
+            return candidates & _marked(_largest(scores, size).indices, length)
+
+    def pairs(
+        self, query: torch.Tensor, key: torch.Tensor, scores: torch.Tensor, keep: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Which keys (…, Lk, d) are chosen by the queries (…, Lq, d), given all their products: bool (…, Lq, Lk)."""
+        with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
+            query, key, scores = _wide(query), _wide(key), _wide(scores)
+            if key.shape[-2] <= self.bucket_size:
+                return torch.ones_like(scores, dtype=torch.bool)
+            query, key = query.flatten(0, -3), key.flatten(0, -3)
+            keep = None if keep is None else keep.expand(*scores.shape[:-2], -1).flatten(0, -2)
+            made = pairs.chosen(*self.hashed(query, key, keep), scores.flatten(0, -3), keep, self.bucket_size)
+            return made.view(scores.shape)
+
+    def hashed(
+        self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Q (…, Lq, d'), P (…, Lk, d'), and a · P for each direction a: (…, T, d', Lk)."""
+        norms = key.norm(dim=-1)
+        if keep is not None:
+            norms = norms.masked_fill(~keep, 0.0)
+        bound = norms.amax(-1)[..., None, None].clamp(min=torch.finfo(norms.dtype).tiny ** 0.25)
+        asked, stored = self.transform(query, key, bound)
+        values = self.directions.to(stored.dtype).flatten(0, 1) @ stored.transpose(-1, -2)  # (…, T·d', Lk)
+        return asked, stored, values.unflatten(-2, self.directions.shape[:2])
 
 
 def _largest(x: torch.Tensor, count: int) -> torch.return_types.topk:

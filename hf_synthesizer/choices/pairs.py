@@ -1,0 +1,94 @@
+"""The best keys by hashing where rows are short: every pair of a query and a key is looked at.
+
+To name the k largest numbers of a row costs more than to find the k-th and to compare all with it: a processor sorts bare
+numbers ten times as fast as numbers with their places.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def chosen(
+    asked: torch.Tensor,
+    stored: torch.Tensor,
+    values: torch.Tensor,
+    scores: torch.Tensor,
+    keep: torch.Tensor | None,
+    size: int,
+) -> torch.Tensor:
+    """Which keys a query chooses: bool (g, Lq, Lk), for g heads of some rows.
+
+    Args:
+        asked, stored: Q (g, Lq, d') and P (g, Lk, d').
+        values: a · P for each direction of each hash, (g, T, d', Lk).
+        scores: q · k, (g, Lq, Lk).
+        keep: (g, Lk), False at padding; None where there is none.
+        size: how many keys a bucket holds, fewer than Lk.
+    """
+    heads, hashes, width, length = values.shape
+    members = buckets(values, keep, size).flatten(1, 2)  # (g, T·2·d', Lk)
+    means = members.to(stored.dtype) @ stored  # (g, T·2·d', d')
+    means /= size if keep is None else keep.sum(-1).clamp(min=1, max=size)[:, None, None]
+    # The larger, the smaller the distance: ‖Q − mean‖² = ‖Q‖² − 2 (Q · mean − ‖mean‖² / 2).
+    nearness = asked @ means.transpose(-1, -2)  # (g, Lq, T·2·d')
+    nearness -= means.square().sum(-1).unsqueeze(-2) / 2
+    bucket = _argmax(nearness.unflatten(-1, (hashes, 2 * width)))  # (g, Lq, T)
+    bucket += torch.arange(heads * hashes, device=bucket.device).view(heads, 1, hashes) * (2 * width)
+    members = members.flatten(0, 1)
+    candidates = members.index_select(0, bucket[..., 0].flatten())
+    for number in range(1, hashes):
+        candidates |= members.index_select(0, bucket[..., number].flatten())
+    candidates = candidates.view(heads, -1, length)
+    if hashes == 1:
+        return candidates
+    scores = scores + hiding(candidates, scores.dtype)
+    return largest(scores, ordered(scores, length - size)[0], candidates, size)
+
+
+def buckets(values: torch.Tensor, keep: torch.Tensor | None, size: int) -> torch.Tensor:
+    """The keys with the largest and with the smallest values: bool (g, T, 2·d', Lk)."""
+    length = values.shape[-1]
+    if keep is None:
+        least, most = ordered(values, size - 1, length - size)
+        return torch.cat((largest(values, most, None, size), largest(-values, -least, None, size)), dim=-2)
+    keep = keep[:, None, None]
+    hidden = hiding(keep, values.dtype)
+    both = (values + hidden, hidden - values)
+    return torch.cat([largest(x, ordered(x, length - size)[0], keep, size) for x in both], dim=-2)
+
+
+def hiding(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to hide: 0 where `keep` is True, a huge negative number elsewhere. To fill in numbers takes longer."""
+    return keep.to(dtype).sub_(1).mul_(torch.finfo(dtype).max / 4)
+
+
+def ordered(values: torch.Tensor, *places: int) -> list[torch.Tensor]:
+    """The numbers that stand at these places when each row (…, L) is sorted from small to large: (…, 1) each."""
+    if values.device.type == "cpu":
+        made = torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    else:
+        made = values.sort(-1).values
+    return [made[..., place, None] for place in places]
+
+
+def largest(values: torch.Tensor, least: torch.Tensor, among: torch.Tensor | None, size: int) -> torch.Tensor:
+    """The `size` largest numbers of each row, of which the last is `least`; the first ones of those that are equal."""
+    kept = values >= least
+    if among is None:
+        equal = int(kept.count_nonzero()) > size * least.numel()
+    else:
+        kept &= among
+        equal = bool((kept.sum(-1) > size).any())
+    if equal:
+        tied = values == least if among is None else (values == least) & among
+        above = kept & ~tied
+        kept = above | (tied & (tied.cumsum(-1) <= size - above.sum(-1, keepdim=True)))
+    return kept
+
+
+def _argmax(values: torch.Tensor) -> torch.Tensor:
+    if values.device.type == "cpu":
+        return torch.from_numpy(values.numpy().argmax(-1))
+    return values.argmax(-1)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from ..tracing import traced
+from ..tracing import traced, without_autocast
 from .base import Choice
 from .tokens import Tokens
 
@@ -98,7 +98,7 @@ class Buckets(Choice):
 
     def find(self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None = None) -> Found:
         """Fill the buckets with keys (…, Lk, d), and look up the queries' (…, Lq, d). `keep` broadcasts to (…, Lk)."""
-        with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(key.device):
             query, key = _wide(query), _wide(key)
             norms = key.norm(dim=-1)
             if keep is not None:
@@ -126,7 +126,7 @@ class Buckets(Choice):
         found = found.transpose(-2, -3).flatten(-2)  # (B, H, Lq, T·k)
         with torch.no_grad():
             candidates = _marked(found, key.shape[-2])
-            with torch.autocast(key.device.type, enabled=False):
+            with without_autocast(key.device):
                 scores = (_wide(query) @ _wide(key).transpose(-1, -2)).masked_fill(~candidates, float("-inf"))
             return candidates & _marked(_largest(scores, size).indices, key.shape[-2])
 

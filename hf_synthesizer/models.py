@@ -71,6 +71,7 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
                 "__annotations__": {"synthesizer": "dict | None"},
                 "synthesizer": None,
                 "model_type": MODEL_TYPE_PREFIX + stock.model_type,
+                "base_model_tp_plan": _without_attention(stock.base_model_tp_plan),
             },
         )
 
@@ -83,6 +84,14 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     return made
 
 
+def _without_attention(plan: dict[str, str] | None) -> dict[str, str] | None:
+    """A plan of tensor parallelism that leaves attention whole on each device: logits are made for all heads at once."""
+    if plan is None:
+        return None
+    return {rule: style for rule, style in plan.items() if not _ATTENTION.search(rule)}
+
+
+_ATTENTION = re.compile(r"(^|\.)(self_)?att(entio)?n(\.|$)")
 _REGISTERED: set[type[PreTrainedConfig]] = set()
 
 

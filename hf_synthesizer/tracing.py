@@ -7,7 +7,7 @@ rarely, and for several tensors at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -38,6 +38,20 @@ def as_accelerator() -> Iterator[None]:
         yield
     finally:
         _forced = before
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """What autocast casts products on this device to; None where it is off, or where there is none."""
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """A context in which nothing on this device is cast."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 class Question(NamedTuple):

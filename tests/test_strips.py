@@ -6,11 +6,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from hf_synthesizer import SynthesizerConfig, patch_model
 from hf_synthesizer.attend import as_accelerator, attend, choose_route, cuts, reference, static, strips
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.logits import LowRank, Static
 from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.synthesizers import build_synthesizer
+from tests.models import MAX_LENGTH, RELATIVES, VARIANTS, batch, build, first_output, randomize
+from tests.models import mask as key_mask
 from tests.test_attend import FORMS, MASKS, leaves, make_form, make_logits, make_mask
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float64: 1e-9}
@@ -177,3 +184,106 @@ def test_a_table_that_rests_becomes_known_with_the_next_mask() -> None:
             assert [route(table) for _ in range(3)] == ["strips", "static", "static"]
             table.mul_(100)
             assert [route(table) for _ in range(3)] == ["strips", "strips", "strips"]
+
+
+@pytest.mark.parametrize("padding", ["none", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("variant", [*VARIANTS, *RELATIVES])
+def test_every_variant_equals_the_reference(
+    variant: str, dtype: torch.dtype, padding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuts, "ROWS", 5)
+    monkeypatch.setattr(cuts, "WHOLE", 0)
+    torch.manual_seed(0)
+    layer = randomize(build_synthesizer(SynthesizerConfig(variant), 24, 3, MAX_LENGTH), std=0.2).to(dtype)
+    hidden = torch.randn(3, 20, 24).to(dtype)
+    value = torch.randn(3, 3, 20, 8).to(dtype).requires_grad_()
+    keep = None if padding == "none" else key_mask(3, 20, padding).bool()[:, None, None, :]
+    inputs = [value, *(p for p in layer.parameters() if p.requires_grad)]
+    expected = reference.attend(layer(hidden), value, AttentionMask(keep))[0]
+    with as_accelerator():
+        actual = attend(layer(hidden), value, AttentionMask(keep))[0]
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    upstream = torch.randn_like(expected)
+    grads, wanted = (torch.autograd.grad(x, inputs, upstream, allow_unused=True) for x in (actual, expected))
+    # A key's bias moves no weight: its gradient is the rounding of the others.
+    size = max(1.0, *(float(known.abs().max()) for known in wanted if known is not None))
+    for grad, known in zip(grads, wanted, strict=True):
+        if known is not None:
+            torch.testing.assert_close(grad, known, rtol=tolerance, atol=tolerance * size)
+
+
+class Made(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes, and on which devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+        self.devices: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
+                # What is only seen larger, an expanded view, takes no memory.
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes() // tensor.element_size())
+                self.devices.add(tensor.device.type)
+        return made
+
+
+def train_a_layer(variant: str, shape: tuple[int, int, int], device: str, padded: bool, causal: bool) -> Made:
+    """One forward and backward of a layer under attention dropout; (B, H, L) in `shape`."""
+    rows, heads, length = shape
+    config = SynthesizerConfig(variant)
+    with torch.device(device):
+        layer = build_synthesizer(config, 8 * heads, heads, length).train()
+        hidden = torch.randn(rows, length, 8 * heads, requires_grad=True)
+        value = torch.randn(rows, heads, length, 8, requires_grad=True)
+        keep = torch.ones(rows, 1, 1, length, dtype=torch.bool) if padded else None
+    with Made() as made:
+        mask = AttentionMask(keep, None, 0 if causal else None)
+        for dropout in (0.1, 0.0):
+            output = attend(layer(hidden), value, mask, dropout=dropout)[0]
+            output.float().square().sum().backward()
+    return made
+
+
+COUNTED = tuple(name for name in (*VARIANTS, "sparse_fixed") if name != "routing" and "lsh" not in name)
+
+
+MASKED = [
+    (variant, mask)
+    for variant in COUNTED
+    for mask in ("none", "padded", "causal", "both")
+    if not (variant.startswith("sparse") and mask in ("padded", "both"))  # without numbers no row has an end
+]
+
+
+@pytest.mark.parametrize(("variant", "mask"), MASKED)
+def test_nothing_as_large_as_all_logits_is_made_nor_anything_elsewhere(variant: str, mask: str) -> None:
+    """Tensors of the meta device have sizes without numbers. A table's gradient is (H, L, L) on every route."""
+    rows, heads, length = shape = (12, 2, 2048)
+    made = train_a_layer(variant, shape, "meta", mask in ("padded", "both"), mask in ("causal", "both"))
+    assert made.largest < rows * heads * length**2 / 10
+    assert made.devices == {"meta"}
+
+
+@pytest.mark.parametrize("variant", ["random", "dense", "factorized_dense", "random+dot_product", "sparse_strided"])
+def test_a_processor_on_the_routes_of_other_devices_makes_nothing_larger(variant: str) -> None:
+    """Fake tensors choose between the same kernels as true ones."""
+    rows, heads, length = shape = (12, 2, 2048)
+    with as_accelerator(), FakeTensorMode():
+        made = train_a_layer(variant, shape, "cpu", False, False)
+    assert made.largest < rows * heads * length**2 / 10
+
+
+@pytest.mark.parametrize("variant", COUNTED)
+@pytest.mark.parametrize("head", ["BertModel", "BertLMHeadModel", "T5EncoderModel", "T5ForConditionalGeneration"])
+def test_a_model_makes_no_tensor_on_another_device_than_its_own(head: str, variant: str) -> None:
+    with torch.device("meta"):
+        model = patch_model(build(head), variant).train()
+    inputs = {name: tensor.to("meta") for name, tensor in batch(head).items() if not name.endswith("mask")}
+    with Made() as made:
+        first_output(model(**inputs)).sum().backward()
+    assert made.devices == {"meta"}

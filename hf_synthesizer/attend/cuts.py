@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 
 from ..masks import AttentionMask
+from ..tracing import autocast_dtype
 from .randomness import generator_at
 from .terms import StaticTerm, Terms
 
@@ -61,10 +62,9 @@ class Cuts:
         cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float
     ) -> tuple[Cuts, list[torch.Tensor | None]]:
         """The cuts, and their tensors in order, cast as autocast would cast what is multiplied."""
-        device = value.device.type
-        cast_down = torch.is_autocast_enabled(device) and value.dtype != torch.float64
-        if cast_down:
-            value = value.to(torch.get_autocast_dtype(device))
+        low = None if value.dtype == torch.float64 else autocast_dtype(value.device)
+        if low is not None:
+            value = value.to(low)
         query: torch.Tensor | None = None
         key: torch.Tensor | None = None
         if len(terms.low_rank) == 1:
@@ -76,7 +76,7 @@ class Cuts:
             tensors += [inner, outer]
         tensors += terms.explicit
         for term in terms.static:
-            thin = cast_down and term.keys is not None
+            thin = low is not None and term.keys is not None
             tensors += term if not thin else [term.weight, term.table.to(value.dtype), term.keys.to(value.dtype)]  # type: ignore[union-attr]
         cuts = cls(
             batch=len(value),

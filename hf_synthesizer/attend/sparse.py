@@ -16,7 +16,7 @@ import torch
 from ..choices import Buckets, Clusters, FixedBlocks, Strides
 from ..logits import Sparse
 from ..masks import AttentionMask, Extents
-from ..tracing import traced
+from ..tracing import traced, without_autocast
 from . import buckets, clusters, strides
 
 
@@ -69,7 +69,7 @@ def attend(logits: Sparse, value: torch.Tensor, mask: AttentionMask, causal: boo
     """The output (B, H, L, d_v). `mask` is a simplified one; `causal` says whether the layer is a decoder's."""
     way = WAYS[type(logits.choice)]
     query, key = (tensor.to(value.dtype) for tensor in (logits.query, logits.key))
-    with torch.autocast(value.device.type, enabled=False):
+    with without_autocast(value.device):
         whole = Rows(query, key, value, mask.bias, None, logits.scaling, dropout, causal)
         if mask.keep is None:
             return way(logits.choice, whole)

@@ -17,7 +17,7 @@ import torch
 
 from ..gemm import product
 from ..masks import AttentionMask
-from ..tracing import on_processor, traced
+from ..tracing import on_processor, traced, without_autocast
 from .bounds import known_spread
 from .cuts import size_of_a_strip
 from .terms import StaticTerm, Terms, static_terms
@@ -199,7 +199,7 @@ class SoftmaxProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(columns, *tensors)
         ctx.causal_offset = causal_offset
-        with torch.autocast(columns.device.type, enabled=False):
+        with without_autocast(columns.device):
             return softmax_product(columns, causal_offset, static_terms(tensors))
 
     @staticmethod

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from ..masks import AttentionMask
-from ..tracing import on_processor, traced
+from ..tracing import on_processor, traced, without_autocast
 from .cuts import Cuts, Strip, Tensors
 from .randomness import generator_state
 from .terms import Terms
@@ -30,7 +30,7 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     cuts, tensors = Cuts.of(terms, value, mask, dropout)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return StripAttention.apply(cuts, *tensors)
-    with torch.autocast(value.device.type, enabled=False):
+    with without_autocast(value.device):
         return forward(cuts, tensors)
 
 
@@ -54,14 +54,14 @@ class StripAttention(torch.autograd.Function):
         value = cast(torch.Tensor, tensors[0])
         ctx.cuts = replace(cuts, state=generator_state(value)) if cuts.dropout else cuts
         ctx.save_for_backward(*tensors)
-        with torch.autocast(value.device.type, enabled=False):
+        with without_autocast(value.device):
             return forward(cuts, tensors)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needed = ctx.needs_input_grad[1:]
         make = _differentiable if torch.is_grad_enabled() else _gradients
-        with torch.autocast(gradient.device.type, enabled=False):
+        with without_autocast(gradient.device):
             return None, *make(ctx.cuts, ctx.saved_tensors, needed, gradient)
 
 

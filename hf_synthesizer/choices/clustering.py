@@ -14,6 +14,7 @@ from math import isqrt
 import torch
 from torch.nn import functional
 
+from ..tracing import without_autocast
 from .base import Choice
 from .tokens import Tokens
 
@@ -28,7 +29,7 @@ class Clusters(Choice):
 
     def labels(self, key: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
         """The cluster of each token: (…, L), for x = `key` (…, L, d). `keep` broadcasts to (…, L)."""
-        with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(key.device):
             key = functional.normalize(key.to(torch.promote_types(key.dtype, torch.float32)), dim=-1)
             directions = self.directions.to(key.dtype)
             if keep is None:

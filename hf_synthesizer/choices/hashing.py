@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from ..tracing import traced
+from ..tracing import traced, without_autocast
 from . import pairs
 from .base import Choice
 from .tokens import Tokens
@@ -99,7 +99,7 @@ class Buckets(Choice):
 
     def find(self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None = None) -> Found:
         """Fill the buckets with keys (…, Lk, d), and look up the queries' (…, Lq, d). `keep` broadcasts to (…, Lk)."""
-        with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(key.device):
             asked, stored, values = self.hashed(_wide(query), _wide(key), keep)
             values = torch.cat((values, -values), dim=-2)  # (…, T, 2·d', Lk)
             if keep is not None:
@@ -114,7 +114,7 @@ class Buckets(Choice):
     def chosen(self, query: torch.Tensor, key: torch.Tensor, tokens: Tokens, causal: bool) -> torch.Tensor:
         keep = None if tokens.keep is None else tokens.keep.unsqueeze(1)  # (B, 1, Lk)
         length = key.shape[-2]
-        with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(key.device):
             query, key = _wide(query), _wide(key)
             if not traced():
                 return self.pairs(query, key, query @ key.transpose(-1, -2), keep)
@@ -129,7 +129,7 @@ class Buckets(Choice):
         self, query: torch.Tensor, key: torch.Tensor, scores: torch.Tensor, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Which keys (…, Lk, d) are chosen by the queries (…, Lq, d), given all their products: bool (…, Lq, Lk)."""
-        with torch.no_grad(), torch.autocast(key.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(key.device):
             query, key, scores = _wide(query), _wide(key), _wide(scores)
             if key.shape[-2] <= self.bucket_size:
                 return torch.ones_like(scores, dtype=torch.bool)

@@ -63,7 +63,8 @@ def patch_model(
         **options: fields of `SynthesizerConfig`, or options of a registered variant.
 
     Raises:
-        UnsupportedModelError: for a model that no family serves, or one that has adapters of PEFT.
+        UnsupportedModelError: for a model that no family serves, one that has adapters of PEFT, or one that is spread over
+            devices by tensor parallelism.
         AlreadyPatchedError: for a model that holds synthesized attention.
         NoMatchingLayerError: for a selection that selects nothing.
         UnknownVariantError, InvalidConfigError: for a variant or an option that cannot be.
@@ -72,6 +73,7 @@ def patch_model(
     """
     slots, _ = find_slots(model)
     require_no_adapters(model)
+    require_whole_layers(model)
     if any(isinstance(module, SynthesizerMixin) for module in model.modules()):
         raise AlreadyPatchedError(
             f"This {type(model).__name__} is patched already. To patch several layers differently, say so in one call, "
@@ -88,6 +90,17 @@ def patch_model(
     undo = _install(model, slots, plan)
     model.__dict__[_UNDO] = undo
     return model
+
+
+def require_whole_layers(model: PreTrainedModel) -> None:
+    """Raise `UnsupportedModelError` for a model whose layers are spread over several devices by tensor parallelism."""
+    size = getattr(model, "tp_size", None)
+    if size is not None and size > 1:
+        raise UnsupportedModelError(
+            f"This {type(model).__name__} is spread over {size} devices by tensor parallelism, with some heads on each, but "
+            f"synthesized logits are made for all heads at once. Patch the model before: load it without tp_plan, patch it, "
+            f"save it, and load the patched checkpoint with tp_plan='auto'."
+        )
 
 
 def unpatch_model(model: Model) -> Model:

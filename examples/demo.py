@@ -54,11 +54,11 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--train_file", help="a file of your own: a text column, and label")
     parser.add_argument("--validation_file", help="the same for validation")
     parser.add_argument("--variants", default="random,dense+salience", help="one or more, with commas between")
-    parser.add_argument("--train_rows", type=int, default=2000)
-    parser.add_argument("--validation_rows", type=int, default=1000)
+    parser.add_argument("--train_rows", type=int, default=1200)
+    parser.add_argument("--validation_rows", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--learning_rate", type=float, default=5e-5)
-    parser.add_argument("--transfer_steps", type=int, default=200)
+    parser.add_argument("--transfer_steps", type=int, default=120)
     parser.add_argument("--max_length", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
@@ -83,6 +83,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     output = Path(arguments.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
+    announce(arguments)
 
     data = data_arguments(arguments, output)
     task, splits = load_data(data)
@@ -162,6 +163,21 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def announce(arguments: argparse.Namespace) -> None:
+    """What will be done, and how long it takes."""
+    variants = arguments.variants.split(",")
+    say(
+        f"This will fine-tune a stock model on {arguments.train_rows} rows ({arguments.epochs} epochs), then for each of "
+        f"{', '.join(variants)}:\n"
+        f"  - patch the pretrained model, and fine-tune it in the same way (fresh);\n"
+        f"  - patch the fine-tuned model, let stock teach it for {arguments.transfer_steps} steps, and fine-tune it "
+        f"(transferred).\n"
+        f"In the end: a table, the last model saved and loaded again in a new process, and a picture of attention maps, all "
+        f"in {arguments.output_dir}."
+    )
+    say("With the default options that takes three to five minutes on two cores; --quick, well below one.\n")
+
+
 def packaged_model() -> str:
     """Where the package with MiniLM-L6 keeps it."""
     try:
@@ -235,15 +251,17 @@ def plot_attention(
         which.set_attn_implementation(backend)
     depth, heads = len(maps[0]), maps[0][0].shape[1]
     shown = [(layer, head) for layer in sorted({0, depth // 2, depth - 1}) for head in range(min(2, heads))]
-    figure, axes = pyplot.subplots(2, len(shown), figsize=(2.6 * len(shown), 5.6), squeeze=False)
+    size = (2.2 * len(shown) + 1, 5.6)
+    figure, axes = pyplot.subplots(2, len(shown), figsize=size, squeeze=False, layout="constrained")
     for row, (name, attentions) in enumerate(zip(("stock", variant), maps, strict=True)):
         for column, (layer, head) in enumerate(shown):
             axis = axes[row][column]
             axis.imshow(attentions[layer][0, head].numpy(), cmap="Blues", vmin=0)
-            axis.set_title(f"{name}: layer {layer}, head {head}", fontsize=8)
+            axis.set_title(f"layer {layer}, head {head}", fontsize=9)
+            if column == 0:
+                axis.set_ylabel(name, fontsize=10)
             axis.set_xticks(range(len(tokens)), tokens if row else [""] * len(tokens), rotation=90, fontsize=6)
             axis.set_yticks(range(len(tokens)), tokens if column == 0 else [""] * len(tokens), fontsize=6)
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

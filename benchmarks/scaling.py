@@ -346,6 +346,12 @@ def tables(costs: list[Cost]) -> dict[str, str]:
             for variant in VARIANTS
         ],
     )
+    with (RESULTS / "settings.csv").open(newline="", encoding="utf-8") as file:
+        rows = [
+            [row["how"], f"{row['package']} {row['version']}", row["carries"], row["largest_difference"]]
+            for row in csv.DictReader(file)
+        ]
+    made["settings"] = markdown(["setting", "version", "carries", "losses differ by"], rows)
     return made
 
 

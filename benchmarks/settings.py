@@ -152,6 +152,8 @@ def main() -> None:
         losses = run(options.settings[0], ids)
         if int(os.environ["RANK"]) == 0:
             Path(options.worker).write_text(json.dumps(losses))
+        dist.barrier()
+        dist.destroy_process_group()
         return
     rows = {row["setting"]: row for row in csv.DictReader(RESULT.open())} if RESULT.exists() else {}
     for setting in options.settings:
@@ -159,7 +161,8 @@ def main() -> None:
         if find_spec(package) is None:
             sys.stderr.write(f"{setting}: {package} is not installed.\n")
             continue
-        apart = max(abs(a - b) for a, b in zip(launch(setting), descent(tiny(setting), ids), strict=True))
+        found, wanted = torch.tensor(launch(setting)), torch.tensor(descent(tiny(setting), ids))
+        apart = float((found - wanted).abs().max())  # not a number, if one is none
         rows[setting] = {
             "setting": setting,
             "how": how,

@@ -31,7 +31,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from hf_synthesizer.attend.triton import launch
-from hf_synthesizer.attend.triton.blocks import Blocks, Specialisation
+from hf_synthesizer.attend.triton.blocks import KERNELS, Blocks, Specialisation
 from hf_synthesizer.attend.triton.launch import Launch, Operands
 
 FIELDS = (
@@ -51,7 +51,9 @@ class Architecture(NamedTuple):
 
     def occupancy(self, warps: int, registers: int, shared: int) -> float:
         """The share of the warps that run at a time, if there are programs enough."""
-        of_a_warp = -(-registers * 32 // 256) * 256  # registers are dealt out by 256, and shared memory has 1 KiB of its own
+        of_a_warp = (
+            -(-registers * 32 // 256) * 256
+        )  # registers are dealt out by 256, and shared memory has 1 KiB of its own
         programs = min(
             self.warps // warps, self.registers // (of_a_warp * warps), self.shared // (shared + 1024), self.programs
         )
@@ -152,11 +154,14 @@ def main(argv: list[str] | None = None) -> None:
     """Compile, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS / "kernels.csv")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     parser.add_argument("--quick", action="store_true", help="one of each kernel only, to show that everything works")
     arguments = parser.parse_args(argv)
-    chosen = Specialisation.all()
+    chosen = [each for each in Specialisation.all() if each.kernel in arguments.kernels]
     if arguments.quick:
-        chosen = list({each.kernel: each for each in chosen if each.width == 64}.values())
+        chosen = list(
+            {each.kernel: each for each in chosen if each.width == 64 and each.dtype == torch.bfloat16}.values()
+        )
     rows = [line(*each) for each in tqdm(list(product(chosen, ARCHITECTURES)), unit="kernel")]
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     with arguments.output.open("w", newline="") as file:

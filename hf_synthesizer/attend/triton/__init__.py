@@ -4,7 +4,7 @@ Softmax and sums go along with the walk over the keys, so that nothing of size B
 all that the backward needs. It makes the tiles again, dropout included: whether a weight is dropped is a function of a
 seed and of its place.
 
-This module alone may be imported without Triton. Not yet measured on a GPU (docs/accelerators.md).
+This module and `blocks` may be imported without Triton. Not yet measured on a GPU (docs/accelerators.md).
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from importlib.util import find_spec
 import torch
 
 from ...masks import AttentionMask
-from ...tracing import traced
+from ...tracing import on_processor, traced
 from ..terms import Terms
+from .blocks import DTYPES, WIDTHS
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-WIDEST = 256
-"""Values, and all low-rank terms side by side."""
+OLDEST = (8, 0)
+"""Compute capability: what the kernels are compiled for and held to the limits of."""
 
 __all__ = ["attend", "serves"]
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """What no fused kernel serves, on a device that Triton compiles for, after its check on that device.
+    """Up to one outer-product term and any number of the others, on a device that has passed its check.
 
-    Low-rank terms alone are left to `scaled_dot_product_attention`. `HF_SYNTHESIZER_TRITON=0` turns the route off.
+    `HF_SYNTHESIZER_TRITON=0` turns the route off.
     """
-    if not available(value.device.type) or traced() or not fits(terms, value, mask):
+    if traced() or on_processor(value.device) or not available(value.device):
         return False
-    if terms.low_rank and not (terms.static or terms.tiled or terms.key_bias is not None):
+    if not fits(terms, value, mask, dropout):
         return False
-    if value.device.type == "cpu":
-        return True
     from .check import passes
 
-    return passes(terms, value)
+    return passes(value.device)
 
 
-def available(device_type: str) -> bool:
+def available(device: torch.device) -> bool:
     """Whether kernels run on such a device: on a processor in Triton's interpreter alone."""
     if os.environ.get("HF_SYNTHESIZER_TRITON") == "0" or not installed():
         return False
-    return device_type == ("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return device.type == "cpu"
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= OLDEST
 
 
 @cache
@@ -54,9 +54,9 @@ def installed() -> bool:
     return find_spec("triton") is not None
 
 
-def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask) -> bool:
-    """Whether the kernel can do it at all."""
-    if value.dtype not in DTYPES or isinstance(mask.causal_offset, torch.Tensor):
+def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """Whether the kernels can do it at all."""
+    if value.dtype not in DTYPES or dropout >= 1 or isinstance(mask.causal_offset, torch.Tensor):
         return False
     if mask.keep is not None and mask.keep.shape[-2] != 1:
         return False
@@ -64,11 +64,11 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask) -> bool:
         return False
     rank = sum(query.shape[-1] for query, _ in terms.low_rank)
     rank += sum(term.table.shape[-1] for term in terms.static if term.keys is not None)
-    return max(rank, value.shape[-1]) <= WIDEST
+    return max(rank, value.shape[-1]) <= WIDTHS[-1]
 
 
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
-    from .operands import attend as launched
+    from .operands import attend as launch_on
 
-    return launched(terms, value, mask, dropout)
+    return launch_on(terms, value, mask, dropout)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 
 PRECISION = "tf32x3"
 """Of products in float32: three passes of the tensor cores, which together are exact to float32. No other dtype asks."""
+KERNELS = ("forward", "keys", "queries", "table")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (64, 128, 256)
 """Of values and of low-rank terms: narrower ones are padded."""
 
@@ -24,7 +27,7 @@ class Blocks(NamedTuple):
 
 BLOCKS = {
     (kernel, itemsize, width): Blocks(64 if width < 128 else 32, 32, 8 if itemsize == 4 else 4, 2)
-    for kernel in ("forward", "keys", "queries", "table")
+    for kernel in KERNELS
     for itemsize in (2, 4)
     for width in WIDTHS
 }
@@ -32,7 +35,11 @@ BLOCKS = {
 
 @dataclass(frozen=True)
 class Specialisation:
-    """What a kernel is compiled for. Lengths, factors, masks, causality and dropout are arguments, and no part of it."""
+    """What a kernel is compiled for. Lengths, factors, masks, causality and dropout are arguments, and no part of it.
+
+    With an outer product there is always a table, if need be one of zeros, and so there is without any term: to compile
+    for less would save a load that the cache answers.
+    """
 
     kernel: str
     dtype: torch.dtype
@@ -54,19 +61,16 @@ class Specialisation:
             "WIDTH": self.width,
             "ROWS": self.blocks.rows,
             "KEYS": self.blocks.keys,
+            "PART": 64 if self.dtype.itemsize == 2 else 32,
             "PRECISION": PRECISION,
         }
 
     @classmethod
     def all(cls) -> list[Specialisation]:
         """Every one that can be launched."""
+        forms = ((True, False, False), *product((False, True), (True,), (False, True)))
         return [
-            cls(kernel, dtype, width, low_rank, static, tiled)
-            for kernel in ("forward", "keys", "queries", "table")
-            for dtype in (torch.float32, torch.bfloat16, torch.float16)
-            for width in WIDTHS
-            for low_rank in (False, True)
-            for static in (False, True)
-            for tiled in (False, True)
-            if (kernel != "table" or static) and (kernel != "queries" or low_rank or tiled)
+            cls(kernel, dtype, width, *form)
+            for kernel, dtype, width, form in product(KERNELS, DTYPES, WIDTHS, forms)
+            if (kernel != "table" or form[1]) and (kernel != "queries" or form[0] or form[2])
         ]

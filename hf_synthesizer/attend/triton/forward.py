@@ -52,6 +52,7 @@ def forward_kernel(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program: some queries of one head of one row of the batch, over all keys that they see."""
@@ -69,9 +70,6 @@ def forward_kernel(
     if LOW_RANK:
         query += row_of_batch * query_batch + head * query_head
         key += row_of_batch * key_batch + head * key_head
-        query_tile = wide_rows(query, query_row, rows, rows_there, WIDTH)
-    else:
-        query_tile = None
     if STATIC:
         table += head * table_head
         weight_of_head = tl.load(weight + head)
@@ -88,17 +86,15 @@ def forward_kernel(
             inner_tile = None
         for turn in range(0, tl.cdiv(seen - chunk * KEYS, a)):
             keys, keys_there = keys_of(turn, chunk, a, key_length, KEYS)
-            if LOW_RANK:
-                key_tile = wide_rows(key, key_row, keys, keys_there, WIDTH)
-            else:
-                key_tile = None
             if TILED:
                 outer_column = tl.load(outer + factor_rows * b + turn, mask=rows_there, other=0.0)
             else:
                 outer_column = None
             logits = logits_tile(
-                query_tile,
-                key_tile,
+                query,
+                query_row,
+                key,
+                key_row,
                 table,
                 table_row,
                 weight_of_head,
@@ -106,13 +102,15 @@ def forward_kernel(
                 outer_column,
                 tl.load(bias + keys, mask=keys_there, other=0.0),
                 rows,
-                keys,
                 rows_there,
+                keys,
                 keys_there,
                 causal_offset,
                 LOW_RANK,
                 STATIC,
                 TILED,
+                WIDTH,
+                PART,
                 PRECISION,
             )
             risen = tl.maximum(highest, tl.max(logits, 1))

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from .backward import keys_kernel, queries_kernel, table_kernel
 from .blocks import Blocks, Specialisation
 from .forward import forward_kernel
+from .keys_backward import keys_kernel
+from .queries_backward import queries_kernel
+from .table_backward import table_kernel
 
 KERNELS = {"forward": forward_kernel, "keys": keys_kernel, "queries": queries_kernel, "table": table_kernel}
 
@@ -97,9 +99,11 @@ def call(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: 
 
 def strided(name: str, tensor: torch.Tensor | None) -> dict[str, Any]:
     """A tensor (B, H, L, w) and its strides, as arguments."""
-    strides = (0, 0, 0)
+    strides: tuple[int, ...] = (0, 0, 0)
     if tensor is not None:  # a dimension of one may have any stride
-        strides = tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape[:3], tensor.stride(), strict=False))
+        strides = tuple(
+            0 if size == 1 else stride for size, stride in zip(tensor.shape[:3], tensor.stride(), strict=False)
+        )
     return {name: tensor, f"{name}_batch": strides[0], f"{name}_head": strides[1], f"{name}_row": strides[2]}
 
 
@@ -154,7 +158,7 @@ def backward(
             "bias_grad": delta.new_empty(launch.batch, launch.heads, launch.key_length),
         }
         launch.run("keys", operands, {**common, **made})
-        bias_grad = made["bias_grad"].sum_to_size(operands.bias.shape)  # type: ignore[union-attr]
+        bias_grad = made["bias_grad"].sum_to_size(operands.bias.shape)
         grads |= {"value": made["value_grad"], "key": made["key_grad"], "bias": bias_grad}
     if needed["query"] or needed["inner"] or needed["outer"]:
         made = {

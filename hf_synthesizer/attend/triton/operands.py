@@ -16,7 +16,10 @@ ALIGNED = 16
 
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
-    with torch.autocast(value.device.type, enabled=False):
+    device = value.device.type
+    if torch.is_autocast_enabled(device):
+        value = value.to(torch.get_autocast_dtype(device))  # as autocast would cast what is multiplied
+    with torch.autocast(device, enabled=False):
         launch, operands = prepare(terms, value, mask, dropout)
         if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in operands):
             output = KernelAttention.apply(launch, *operands)
@@ -31,7 +34,7 @@ def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: flo
     query, key = low_rank(terms, value)
     width = width if query is None else max(width, query.shape[-1])
     width = next(each for each in WIDTHS if each >= width)
-    table, weight = static(terms, heads)
+    table, weight = static(terms, value, needed=query is None or bool(terms.tiled))
     inner, outer = (factor.float().contiguous() for factor in terms.tiled[0][:2]) if terms.tiled else (None, None)
     launch = Launch(
         Specialisation("forward", value.dtype, width, query is not None, table is not None, inner is not None),
@@ -78,17 +81,25 @@ def low_rank(terms: Terms, value: torch.Tensor) -> tuple[torch.Tensor | None, to
     return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, -1), torch.cat(keys, -1))
 
 
-def static(terms: Terms, heads: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The table (H or 1, Lq, Lk) and the weight (H,) of all whole static terms; several are summed."""
+def static(terms: Terms, value: torch.Tensor, needed: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The table (H or 1, Lq, Lk) and the weight (H,) of all whole static terms; several are summed.
+
+    Where there is none but one is `needed`, all rows of it are one row of zeros.
+    """
     whole = [term for term in terms.static if term.keys is None]
+    weight = value.new_ones(value.shape[1], dtype=torch.float32)
     if not whole:
-        return None, None
-    if len(whole) == 1:
-        table, weight = whole[0].table, whole[0].weight
+        if not needed:
+            return None, None
+        return value.new_zeros(1, 1, value.shape[-2], dtype=torch.float32).expand(1, terms.query_length, -1), weight
+    if len(whole) > 1:
+        table = sum((term.whole() for term in whole[1:]), start=whole[0].whole())
     else:
-        table, weight = sum((term.whole() for term in whole[1:]), start=whole[0].whole()), None
-    weight = table.new_ones(heads, dtype=torch.float32) if weight is None else weight.float().contiguous()
-    return table.float() if table.stride(-1) == 1 else table.float().contiguous(), weight
+        table = whole[0].table
+        if whole[0].weight is not None:
+            weight = whole[0].weight.float().contiguous()
+    table = table.float()
+    return table if table.stride(-1) == 1 else table.contiguous(), weight
 
 
 def key_bias(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> torch.Tensor:

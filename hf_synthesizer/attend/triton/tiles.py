@@ -16,10 +16,11 @@ LOG2E = tl.constexpr(1.4426950408889634)
 ROUNDS = tl.constexpr(7)  # of Philox: the fewest that pass all statistical tests
 
 ANY_VALUE = (
-    "table table_head table_row weight inner outer bias bias_batch bias_head normaliser delta "
-    "query_grad key_grad value_grad table_grad inner_grad outer_grad bias_grad "
-    "batch heads query_length key_length a b causal_offset seed dropped scale"
-).split()
+    *("table", "table_head", "table_row", "weight", "inner", "outer", "bias", "bias_batch", "bias_head"),
+    *("normaliser", "delta", "query_grad", "key_grad", "value_grad", "table_grad", "inner_grad", "outer_grad"),
+    *("bias_grad", "batch", "heads", "query_length", "key_length", "a", "b", "causal_offset"),
+    *("seed", "dropped", "scale"),
+)
 """Arguments that a kernel is not compiled anew for, whatever their value. All others are multiples of 16 by the launch."""
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -32,6 +33,29 @@ def product(left, right, total, PRECISION: tl.constexpr):
         left = left.to(tl.float32)
         right = right.to(tl.float32)
     return tl.dot(left, right, total, input_precision=PRECISION)
+
+
+@triton.jit
+def rows_product(
+    left,
+    left_row,
+    right,
+    right_row,
+    rows,
+    rows_there,
+    keys,
+    keys_there,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """`left[rows] @ right[keys]ᵀ`, PART columns at a time: all of them at once do not fit into the registers."""
+    total = tl.zeros([rows.shape[0], keys.shape[0]], tl.float32)
+    for start in range(0, WIDTH, PART):
+        left_part = wide_rows(left + start, left_row, rows, rows_there, PART)
+        right_part = wide_rows(right + start, right_row, keys, keys_there, PART)
+        total = product(left_part, tl.trans(right_part), total, PRECISION)
+    return total
 
 
 @triton.jit
@@ -66,7 +90,9 @@ def store_wide_rows(tensor, row_stride, rows, there, tile, WIDTH: tl.constexpr):
 @triton.jit
 def logits_tile(
     query,
+    query_row,
     key,
+    key_row,
     table,
     table_row,
     weight,
@@ -74,23 +100,27 @@ def logits_tile(
     outer,
     bias,
     rows,
-    keys,
     rows_there,
+    keys,
     keys_there,
     causal_offset,
     LOW_RANK: tl.constexpr,
     STATIC: tl.constexpr,
     TILED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Logits of a tile, (rows, keys) in units of log 2; −∞ for what is not seen.
 
-    query (rows, r) and key (keys, r); `table` at its head, times `weight`; inner (rows, keys) and outer (rows,); the bias
-    (keys,) is −∞ for hidden keys.
+    query, key and `table` point to a head's own, the last one counts `weight` times; inner (rows, keys) and outer (rows,);
+    the bias (keys,) is −∞ for hidden keys.
     """
     logits = tl.zeros([rows.shape[0], keys.shape[0]], tl.float32) + bias[None, :]
     if LOW_RANK:
-        logits = product(query, tl.trans(key), logits, PRECISION)
+        logits += rows_product(
+            query, query_row, key, key_row, rows, rows_there, keys, keys_there, WIDTH, PART, PRECISION
+        )
     if STATIC:
         places = rows.to(tl.int64)[:, None] * table_row + keys[None, :]
         tile = tl.load(table + places, mask=rows_there[:, None] & keys_there[None, :], other=0.0)
@@ -117,14 +147,20 @@ def logits_gradient(
     logits,
     normaliser,
     output_grad,
+    output_grad_row,
     value,
+    value_row,
     delta,
+    rows,
+    rows_there,
+    keys,
+    keys_there,
     seed,
     place,
-    rows,
-    keys,
     dropped,
     scale,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """(weights after dropout but for its scale, the gradient of the logits) of a tile.
@@ -132,8 +168,9 @@ def logits_gradient(
     `delta` is the scalar product of a row's output and its gradient, which is Σ weight · (gradient of the weight).
     """
     weights = tl.exp2(logits - normaliser[:, None])
-    weights_grad = tl.zeros([rows.shape[0], keys.shape[0]], tl.float32)
-    weights_grad = product(output_grad, tl.trans(value), weights_grad, PRECISION) * scale
+    weights_grad = scale * rows_product(
+        output_grad, output_grad_row, value, value_row, rows, rows_there, keys, keys_there, WIDTH, PART, PRECISION
+    )
     left = weights
     if dropped > 0:
         kept = kept_weights(seed, place, rows, keys, dropped)

@@ -29,7 +29,7 @@ def compiled(output: Path, *options: str) -> list[dict[str, str]]:
         "TRITON_CACHE_DIR": str(output.parent / "cache"),
     }
     del environment["TRITON_INTERPRET"]
-    command = [sys.executable, str(BENCHMARKS / "kernels.py"), "--output", str(output), *options]
+    command = [sys.executable, str(BENCHMARKS / "kernel_resources.py"), "--output", str(output), *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return lines(output)
@@ -52,7 +52,7 @@ def test_every_specialisation_compiles_within_the_limits_of_its_gpu(kernel: str,
     for row in rows:
         recorded = named[tuple(row[name] for name in NAMES)]
         for column in ("rows", "keys", "warps", "stages", "registers", "shared_bytes", "occupancy"):
-            assert recorded[column] == row[column], f"{column} of {row}: run python benchmarks/kernels.py"
+            assert recorded[column] == row[column], f"{column} of {row}: run python benchmarks/kernel_resources.py"
 
 
 def test_a_quick_run_compiles_one_of_each_kernel(tmp_path: Path) -> None:

@@ -26,11 +26,33 @@ class Blocks(NamedTuple):
 
 
 BLOCKS = {
-    (kernel, itemsize, width): Blocks(64 if width < 128 else 32, 32, 8 if itemsize == 4 else 4, 2)
-    for kernel in KERNELS
-    for itemsize in (2, 4)
-    for width in WIDTHS
+    ("forward", 2, 64): Blocks(64, 32, 8, 2),
+    ("forward", 2, 128): Blocks(64, 32, 8, 2),
+    ("forward", 2, 256): Blocks(32, 16, 4, 1),
+    ("forward", 4, 64): Blocks(32, 16, 4, 2),
+    ("forward", 4, 128): Blocks(16, 32, 8, 1),
+    ("forward", 4, 256): Blocks(32, 16, 8, 1),
+    ("keys", 2, 64): Blocks(64, 32, 8, 2),
+    ("keys", 2, 128): Blocks(32, 32, 4, 2),
+    ("keys", 2, 256): Blocks(16, 32, 8, 1),
+    ("keys", 4, 64): Blocks(32, 16, 4, 2),
+    ("keys", 4, 128): Blocks(32, 16, 8, 1),
+    ("keys", 4, 256): Blocks(16, 32, 8, 1),
+    ("queries", 2, 64): Blocks(32, 32, 8, 2),
+    ("queries", 2, 128): Blocks(32, 32, 8, 2),
+    ("queries", 2, 256): Blocks(32, 16, 4, 2),
+    ("queries", 4, 64): Blocks(32, 16, 4, 2),
+    ("queries", 4, 128): Blocks(32, 16, 8, 1),
+    ("queries", 4, 256): Blocks(32, 16, 8, 1),
+    ("table", 2, 64): Blocks(64, 32, 8, 2),
+    ("table", 2, 128): Blocks(32, 16, 4, 2),
+    ("table", 2, 256): Blocks(16, 32, 8, 1),
+    ("table", 4, 64): Blocks(64, 32, 8, 2),
+    ("table", 4, 128): Blocks(32, 32, 8, 2),
+    ("table", 4, 256): Blocks(32, 32, 8, 1),
 }
+"""By kernel, bytes of a number and width: large ones of those with which no form spills a register (benchmarks/kernel_resources.py). What
+is fast on a GPU, nobody has measured."""
 
 
 @dataclass(frozen=True)

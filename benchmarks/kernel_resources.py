@@ -2,7 +2,7 @@
 """What the Triton kernels take of a GPU, found without one: each is compiled for sm_80 and sm_90, and its machine code read.
 
     make test-kernels                    # installs Triton; a test also compiles all of them and holds them to the limits
-    python benchmarks/kernels.py         # about five minutes; writes benchmarks/results/kernels.csv
+    python benchmarks/kernel_resources.py         # about five minutes; writes benchmarks/results/kernels.csv
 
 `registers` are those of a thread; `spilled_bytes`, what a thread keeps in local memory because it has too few; `shared_bytes`
 and `warps` are a program's; `occupancy` is the share of a multiprocessor's warps that these leave room for. None of it

@@ -16,12 +16,13 @@ WORKERS ?= 2
 
 INSTALLED := $(VENV)/.installed
 WEIGHTS_INSTALLED := $(VENV)/.weights-installed
+TRITON_INSTALLED := $(VENV)/.triton-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types wheel clean
+.PHONY: help install demo test test-kernels lint format types wheel clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## create .venv with the package and all that its tests need
 
@@ -44,6 +45,15 @@ demo: $(WEIGHTS_INSTALLED) ## run the demo; options go in DEMO_ARGS="…"
 test: lint types ## lint, check the types, run the tests; options go in TEST_ARGS="…"
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(TEST_ARGS)
+
+$(TRITON_INSTALLED): $(INSTALLED)
+	$(PIP) --no-build-isolation -e '.[triton]'
+	@touch $@
+
+# Triton's interpreter is chosen by the environment, before the kernels are read.
+test-kernels: $(TRITON_INSTALLED) ## run the Triton kernels in an interpreter, and compile them for GPUs
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
+		$(BIN)/python -m pytest -n $(WORKERS) -m kernels tests/kernels $(TEST_ARGS)
 
 lint: $(INSTALLED) ## check format and style, changing nothing
 	$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff --quiet .; exit 1; }

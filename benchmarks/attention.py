@@ -5,6 +5,8 @@
     python benchmarks/attention.py --lengths 512 --modes train --variants random,dense
     python benchmarks/tables.py && python benchmarks/plot.py                   # tables and plots
 
+    python benchmarks/attention.py --device cuda                               # or mps, xpu: on the GPU that is there
+
 See benchmarks/blocks.py for what is compared. A step of training is a forward and a backward, to the weights and to the
 hidden states; no optimizer. In a ragged batch the masks are those that Transformers makes; as in a model, where all layers
 get the same mask, it is made once, and not for each run.
@@ -16,14 +18,14 @@ from collections.abc import Callable
 
 import torch
 from blocks import BLOCKS, STOCK, WIDTH, build, estimated_bytes, keep, mask_for
-from grid import FAILURES, Cell, Measured, make_quick, parser, reason, require_memory, walk
+from grid import FAILURES, Cell, Measured, make_quick, parser, reason, require_memory, walk, with_device
 from timing import interleaved
 from torch import nn
 
 
 def main(argv: list[str] | None = None) -> None:
     """Measure what is asked for and not there yet."""
-    arguments = parser(__doc__, "attention.csv", BLOCKS).parse_args(argv)
+    arguments = with_device(parser(__doc__, "attention.csv", BLOCKS)).parse_args(argv)
     if arguments.quick:
         make_quick(arguments, [STOCK, "stock eager", "floor", "random", "dense+salience", "fnet", "linformer"])
 
@@ -36,18 +38,20 @@ def main(argv: list[str] | None = None) -> None:
 def measure_cell(cell: Cell, variants: list[str], rounds: int, seconds: float) -> list[Measured]:
     """All variants of a cell in one interleaved run, with stock SDPA among them."""
     torch.manual_seed(0)
-    hidden_states = torch.randn(cell.batch_size, cell.length, WIDTH).to(cell.torch_dtype)
+    hidden_states = torch.randn(cell.batch_size, cell.length, WIDTH).to(cell.device, cell.torch_dtype)
     gradient = torch.randn_like(hidden_states)
     hidden_states.requires_grad_(cell.train)
-    kept = keep(cell.batch_size, cell.length) if cell.padding == "ragged" else None
+    kept = keep(cell.batch_size, cell.length).to(cell.device) if cell.padding == "ragged" else None
     runs: dict[str, Callable[[], object]] = {}
     blocks: list[nn.Module] = []
     skipped: dict[str, str] = {}
     for name in dict.fromkeys([STOCK, *variants]):
         try:
-            require_memory(estimated_bytes(name, cell.batch_size, cell.length, cell.torch_dtype, cell.train))
+            require_memory(
+                estimated_bytes(name, cell.batch_size, cell.length, cell.torch_dtype, cell.train), cell.device
+            )
             mask = mask_for(name, kept, hidden_states.detach())
-            block = build(name, cell.length, cell.torch_dtype, cell.dropout, cell.train)
+            block = build(name, cell.length, cell.torch_dtype, cell.dropout, cell.train).to(cell.device)
             run = step(block, hidden_states, mask, gradient) if cell.train else inference(block, hidden_states, mask)
             run()
         except FAILURES as error:
@@ -64,7 +68,7 @@ def measure_cell(cell: Cell, variants: list[str], rounds: int, seconds: float) -
         for block in blocks:
             block.zero_grad(set_to_none=True)
 
-    spreads = interleaved(runs, rounds, seconds, before=forget_gradients)
+    spreads = interleaved(runs, rounds, seconds, before=forget_gradients, wait=cell.wait)
     return [(name, skipped.get(name) or spreads[name], spreads[STOCK]) for name in variants]
 
 

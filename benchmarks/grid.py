@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
+import devices
 import torch
 from blocks import NotServed
+from devices import available_memory
 from records import RESULTS, Results, Row, threads
-from timing import Bystanders, Spread, available_memory
+from timing import Bystanders, Spread
 from tqdm import tqdm
 
 from hf_synthesizer import SynthesizerError
@@ -24,7 +26,18 @@ Measured = tuple[str, Spread | str, Spread]
 """A variant, its times or the reason why there are none, and the times of stock SDPA in the same run."""
 
 MODES, PADDINGS, DTYPES = ("inference", "train"), ("none", "ragged"), ("float32", "bfloat16")
-TIMING_FIELDS = ("status", "reason", "median_ms", "p20_ms", "p80_ms", "rounds", "stock_sdpa_ms", "speedup", "others")
+TIMING_FIELDS = (
+    "status",
+    "reason",
+    "median_ms",
+    "p20_ms",
+    "p80_ms",
+    "rounds",
+    "stock_sdpa_ms",
+    "speedup",
+    "others",
+    "device",
+)
 """`stock_sdpa_ms` is stock's median in the same interleaved run, and `speedup` how often the line's fits into it; `others`, how
 many cores other processes kept busy meanwhile."""
 FAILURES = (NotServed, SynthesizerError, RuntimeError, ValueError)
@@ -40,6 +53,11 @@ class Cell:
     dropout: float
     length: int
     batch_size: int
+    device: str = "cpu"
+
+    def wait(self) -> None:
+        """Until the device has done what it was asked."""
+        devices.wait(self.device)
 
     @property
     def train(self) -> bool:
@@ -57,6 +75,7 @@ class Cell:
             "variant": variant,
             "threads": threads(),
             **{name: str(getattr(self, name)) for name in self.__dataclass_fields__},
+            "device": devices.name(self.device),
         }
 
 
@@ -100,6 +119,7 @@ def parser(description: str | None, output: str, variants: tuple[str, ...]) -> a
     made.add_argument("--retries", type=int, default=5, help="how often, at most")
     made.add_argument("--threads", type=int, help="how many cores to use (default: torch's choice)")
     made.add_argument("--output", type=Path, default=RESULTS / output, help="the CSV file that grows")
+    made.set_defaults(device="cpu")
     made.add_argument("--force", action="store_true", help="measure again what is in the file")
     made.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
     return made
@@ -118,12 +138,32 @@ def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
         arguments.lengths, arguments.batch_sizes, arguments.dtypes, arguments.padding, arguments.modes
     ):
         dropout = arguments.dropout if mode == "train" else 0.0
-        yield Cell(mode, padding, dtype, dropout, length, batch_size)
+        yield Cell(mode, padding, dtype, dropout, length, batch_size, arguments.device)
 
 
-def require_memory(needed: int) -> None:
+def with_device(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The option of those benchmarks that run on any device."""
+    made.add_argument(
+        "--device",
+        choices=devices.DEVICES,
+        default="cpu",
+        help="where to measure; the results of a device go to a file of its own, such as attention-cuda.csv",
+    )
+    return made
+
+
+def results(arguments: argparse.Namespace, fields: Iterable[str]) -> Results:
+    """The file for the device that is asked for; leaves with a message where there is no such device."""
+    devices.require(arguments.device)
+    path = arguments.output
+    if arguments.device != "cpu":
+        path = path.with_stem(f"{path.stem}-{arguments.device}")
+    return Results(path, fields)
+
+
+def require_memory(needed: int, device: str = "cpu") -> None:
     """Raise `NotServed` when there is not as much to be had."""
-    free = available_memory()
+    free = available_memory(device)
     if needed > free:
         raise NotServed(f"would need about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
 
@@ -140,18 +180,20 @@ def walk(
     """
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    results = Results(arguments.output, TIMING_FIELDS)
+    found_before = results(arguments, TIMING_FIELDS)
     grid = list(itertools.product(models, cells(arguments)))
     bar = tqdm(grid, unit="cell", desc=benchmark)
     for model, cell in bar:
         missing = [
-            name for name in arguments.variants if arguments.force or not results.has(cell.row(benchmark, model, name))
+            name
+            for name in arguments.variants
+            if arguments.force or not found_before.has(cell.row(benchmark, model, name))
         ]
         if not missing:
             continue
         bar.set_postfix_str(f"{model} {cell.mode} {cell.padding} {cell.dtype} {cell.length}x{cell.batch_size}")
         found, others = undisturbed(partial(measure, model, cell, missing), arguments)
-        results.add(
+        found_before.add(
             *(
                 {**cell.row(benchmark, model, name), **outcome(spread, stock), "others": f"{others:.2f}"}
                 for name, spread, stock in found

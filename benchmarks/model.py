@@ -3,6 +3,7 @@
 
     python benchmarks/model.py --lengths 128,512         # both models
     python benchmarks/model.py --models bert-base --modes inference
+    python benchmarks/model.py --device cuda             # or mps, xpu: on the GPU that is there
 
 Each variant takes turns with stock SDPA alone, because the tables of twelve layers are large. The decoder reads the ready
 states of an encoder of 128 tokens; its cross-attention stays as it is. A step of training is a forward and a backward,
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from blocks import STOCK, VARIANTS, fuse, keep
 from decode import t5_base
-from grid import FAILURES, Cell, Measured, choices, make_quick, parser, reason, require_memory, walk
+from grid import FAILURES, Cell, Measured, choices, make_quick, parser, reason, require_memory, walk, with_device
 from timing import Spread, interleaved
 from torch import nn
 from transformers import BertConfig, BertModel, T5Model
@@ -33,7 +34,7 @@ FUSED = ("random (fused)", "factorized_random (fused)", "random+salience (fused)
 
 def main(argv: list[str] | None = None) -> None:
     """Measure what is asked for and not there yet."""
-    made = parser(__doc__, "model.csv", (STOCK, "stock eager", *VARIANTS, *FUSED))
+    made = with_device(parser(__doc__, "model.csv", (STOCK, "stock eager", *VARIANTS, *FUSED)))
     made.add_argument("--models", type=choices(*MODELS), default=list(MODELS))
     arguments = made.parse_args(argv)
     if arguments.quick:
@@ -52,7 +53,7 @@ def measure_cell(model: str, cell: Cell, variants: list[str], arguments: Any) ->
     measured: list[Measured] = []
     for name in variants:
         try:
-            require_memory(estimated_bytes(name, cell))
+            require_memory(estimated_bytes(name, cell), cell.device)
             other = stock if name == STOCK else build(model, name, cell, arguments.quick)
             runs = {STOCK: stock_run} if name == STOCK else {STOCK: stock_run, name: runner(model, other, cell)}
 
@@ -60,7 +61,7 @@ def measure_cell(model: str, cell: Cell, variants: list[str], arguments: Any) ->
                 for one in models:
                     one.zero_grad(set_to_none=True)
 
-            spreads = interleaved(runs, arguments.repeats, arguments.seconds, before=forget_gradients)
+            spreads = interleaved(runs, arguments.repeats, arguments.seconds, before=forget_gradients, wait=cell.wait)
         except FAILURES as error:
             measured.append((name, reason(error), Spread(0.0, 0.0, 0.0, 0)))
             continue
@@ -98,6 +99,7 @@ def build(model: str, name: str, cell: Cell, quick: bool) -> nn.Module:
     if not name.startswith("stock "):
         layers = None if model == "bert-base" else {"decoder": True}
         patch_model(made, name.removesuffix(" (fused)"), layers=layers, max_length=cell.length)
+    made = made.to(cell.device)
     return fuse(made, cell.train) if name.endswith(" (fused)") else made
 
 
@@ -107,10 +109,13 @@ def runner(model: str, made: Any, cell: Cell) -> Callable[[], object]:
     batch = {"input_ids": torch.randint(3, made.config.vocab_size, (cell.batch_size, cell.length))}
     if cell.padding == "ragged":
         batch["attention_mask"] = keep(cell.batch_size, cell.length).long()
+    batch = {name: tensor.to(cell.device) for name, tensor in batch.items()}
     forward = made
     if model != "bert-base":
         width = made.config.d_model
-        states = torch.randn(cell.batch_size, min(ENCODER_LENGTH, cell.length), width).to(cell.torch_dtype)
+        states = torch.randn(cell.batch_size, min(ENCODER_LENGTH, cell.length), width).to(
+            cell.device, cell.torch_dtype
+        )
         batch |= {"encoder_hidden_states": states, "use_cache": False}  # type: ignore[dict-item]
         forward = made.decoder
 

@@ -42,16 +42,19 @@ def interleaved(
     seconds: float,
     before: Callable[[], object] = lambda: None,
     advance: Callable[[], object] = lambda: None,
+    wait: Callable[[], object] = lambda: None,
 ) -> dict[str, Spread]:
     """Time each of `runs` once a round, after a round of warm-up.
 
     Each round starts with another of them. There are as many rounds as asked for, or as fit into `seconds`, but not
-    fewer than three. `before` runs untimed before each, `advance` after each round.
+    fewer than three. `before` runs untimed before each, `advance` after each round. `wait` returns when a device
+    has done what a run asked of it, and belongs to the time.
     """
     started = time.perf_counter()
     for run in runs.values():
         before()
         run()
+        wait()
     round_time = time.perf_counter() - started
     rounds = max(min(rounds, MIN_ROUNDS), min(rounds, int(seconds / max(round_time, 1e-9)) - 1))
     names = list(runs)
@@ -60,16 +63,13 @@ def interleaved(
         first = number % len(names)
         for name in names[first:] + names[:first]:
             before()
+            wait()
             start = time.perf_counter()
             runs[name]()
+            wait()
             times[name].append(time.perf_counter() - start)
         advance()
     return {name: Spread.of(values) for name, values in times.items()}
-
-
-def available_memory() -> int:
-    """Bytes that can be had without swapping."""
-    return psutil.virtual_memory().available
 
 
 class Bystanders:

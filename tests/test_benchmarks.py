@@ -113,7 +113,7 @@ def test_a_variant_that_would_not_fit_is_skipped_with_the_reason(
     benchmarks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attention, grid = benchmarks("attention"), benchmarks("grid")
-    monkeypatch.setattr(grid, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(grid, "available_memory", lambda device: 1 << 20)
     monkeypatch.setattr(attention, "estimated_bytes", lambda name, *rest: 1 << (21 if name == "dense" else 0))
     cell = grid.Cell("inference", "none", "float32", 0.0, 16, 1)
     found = {name: out for name, out, _ in attention.measure_cell(cell, ["random", "dense"], 3, 0.0)}
@@ -127,6 +127,42 @@ def test_candidates_take_turns(benchmarks: Any) -> None:
     spreads = benchmarks("timing").interleaved(runs, rounds=3, seconds=60)
     assert "".join(order) == "abc" + "abc" + "bca" + "cab"
     assert all(spread.rounds == 3 for spread in spreads.values())
+
+
+@pytest.mark.parametrize("script", ["attention", "model", "memory"])
+def test_a_device_that_is_not_there_is_named(script: str, tmp_path: Path) -> None:
+    device = "xpu" if not torch.xpu.is_available() else "mps"
+    done = run(script, "--quick", "--device", device, "--output", tmp_path / "results.csv")
+    assert done.returncode and f"--device {device}: this torch" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_another_device_is_waited_for_and_counts_its_own_memory(
+    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module like `torch.cuda` stands in for one: it says when it was waited for, and what its tensors held."""
+    devices, memory = benchmarks("devices"), benchmarks("memory")
+    calls: list[str] = []
+
+    class Device:
+        synchronize = staticmethod(lambda: calls.append("wait"))
+        empty_cache = reset_peak_memory_stats = staticmethod(lambda: calls.append("reset"))
+        get_device_name = staticmethod(lambda: "a GPU")
+        mem_get_info = staticmethod(lambda: (1 << 40, 1 << 40))
+        memory_allocated = staticmethod(lambda: 3_000_000)
+        max_memory_allocated = staticmethod(lambda: 8_000_000)
+
+    monkeypatch.setattr(devices, "module", lambda device: Device)
+    monkeypatch.setattr(devices, "require", lambda device: None)
+    cell = benchmarks("grid").Cell("train", "none", "float32", 0.0, 16, 1, "cuda")
+    assert cell.row("attention", "block", "random")["device"] == "cuda: a GPU"
+    arguments = benchmarks("grid").parser("", "x.csv", ()).parse_args(["--output", str(tmp_path / "x.csv")])
+    arguments.device = "cuda"
+    assert benchmarks("grid").results(arguments, ()).path.name == "x-cuda.csv"
+    runs = {"a": lambda: calls.append("run")}
+    benchmarks("timing").interleaved(runs, 3, 60, wait=lambda: devices.wait("cuda"))
+    assert calls[-3:] == ["wait", "run", "wait"]
+    assert memory.peak_of(lambda: calls.append("run"), "cuda") == 5_000_000
+    assert calls[-5:] == ["wait", "reset", "reset", "run", "wait"]
 
 
 def test_a_disturbed_measurement_is_taken_again(benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,16 @@ import torch
 from ..logits import Logits, Sparse
 from ..masks import AttentionMask
 from ..tracing import as_accelerator, on_processor, traced
-from . import reference, sdpa, sparse, static, strips, tiled
+from . import reference, sdpa, sparse, static, strips, tiled, triton
 from .terms import Terms
 
 logger = logging.getLogger(__name__)
 
-ROUTES = {"static": static, "tiled": tiled, "sdpa": sdpa, "strips": strips}
+ROUTES = {"static": static, "tiled": tiled, "sdpa": sdpa, "triton": triton, "strips": strips}
 """The fast routes, in the order in which they are asked. Each has `serves(…)` and `attend(…)`.
 
-`tiled` serves processors, and `strips` whatever is left on all other devices; `as_accelerator()` lets a processor take their
-routes, in tests.
+`tiled` serves processors; on all other devices `triton` serves what it can where it runs, and `strips` whatever is left.
+`as_accelerator()` lets a processor take their routes, in tests.
 """
 FEW = 1 << 16
 """Logits of a row of the batch, all heads. Up to so many, a processor trains faster with plain operations on the whole

@@ -1,0 +1,74 @@
+"""The Triton route: one kernel for any sum of low-rank, static, outer-product and key-bias terms, where Triton runs.
+
+Softmax and sums go along with the walk over the keys, so that nothing of size B·H·Lq·Lk is ever made, and one number a row is
+all that the backward needs. It makes the tiles again, dropout included: whether a weight is dropped is a function of a
+seed and of its place.
+
+This module and `blocks` may be imported without Triton. Not yet measured on a GPU (docs/accelerators.md).
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+from ...masks import AttentionMask
+from ...tracing import on_processor, traced
+from ..terms import Terms
+from .blocks import DTYPES, WIDTHS
+
+OLDEST = (8, 0)
+"""Compute capability: what the kernels are compiled for and held to the limits of."""
+
+__all__ = ["attend", "serves"]
+
+
+def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """Up to one outer-product term and any number of the others, on a device that has passed its check.
+
+    `HF_SYNTHESIZER_TRITON=0` turns the route off.
+    """
+    if traced() or on_processor(value.device) or not available(value.device):
+        return False
+    if not fits(terms, value, mask, dropout):
+        return False
+    from .check import passes
+
+    return passes(value.device)
+
+
+def available(device: torch.device) -> bool:
+    """Whether kernels run on such a device: on a processor in Triton's interpreter alone."""
+    if os.environ.get("HF_SYNTHESIZER_TRITON") == "0" or not installed():
+        return False
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return device.type == "cpu"
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= OLDEST
+
+
+@cache
+def installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """Whether the kernels can do it at all."""
+    if value.dtype not in DTYPES or dropout >= 1 or isinstance(mask.causal_offset, torch.Tensor):
+        return False
+    if mask.keep is not None and mask.keep.shape[-2] != 1:
+        return False
+    if terms.explicit or len(terms.tiled) > 1:
+        return False
+    rank = sum(query.shape[-1] for query, _ in terms.low_rank)
+    rank += sum(term.table.shape[-1] for term in terms.static if term.keys is not None)
+    return max(rank, value.shape[-1]) <= WIDTHS[-1]
+
+
+def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+    """The output (B, H, Lq, d_v)."""
+    from .operands import attend as launch_on
+
+    return launch_on(terms, value, mask, dropout)

@@ -1,0 +1,98 @@
+"""For what the kernels are compiled, and in which blocks they then work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+
+PRECISION = "tf32x3"
+"""Of products in float32: three passes of the tensor cores, which together are exact to float32. No other dtype asks."""
+KERNELS = ("forward", "keys", "queries", "table")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDTHS = (64, 128, 256)
+"""Of values and of low-rank terms: narrower ones are padded."""
+
+
+class Blocks(NamedTuple):
+    """How a kernel cuts its work: queries and keys of a tile, warps of a program, stages of its pipeline."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+BLOCKS = {
+    ("forward", 2, 64): Blocks(64, 32, 8, 2),
+    ("forward", 2, 128): Blocks(64, 32, 8, 2),
+    ("forward", 2, 256): Blocks(32, 16, 4, 1),
+    ("forward", 4, 64): Blocks(32, 16, 4, 2),
+    ("forward", 4, 128): Blocks(16, 32, 8, 1),
+    ("forward", 4, 256): Blocks(32, 16, 8, 1),
+    ("keys", 2, 64): Blocks(64, 32, 8, 2),
+    ("keys", 2, 128): Blocks(32, 32, 4, 2),
+    ("keys", 2, 256): Blocks(16, 32, 8, 1),
+    ("keys", 4, 64): Blocks(32, 16, 4, 2),
+    ("keys", 4, 128): Blocks(32, 16, 8, 1),
+    ("keys", 4, 256): Blocks(16, 32, 8, 1),
+    ("queries", 2, 64): Blocks(32, 32, 8, 2),
+    ("queries", 2, 128): Blocks(32, 32, 8, 2),
+    ("queries", 2, 256): Blocks(32, 16, 4, 2),
+    ("queries", 4, 64): Blocks(32, 16, 4, 2),
+    ("queries", 4, 128): Blocks(32, 16, 8, 1),
+    ("queries", 4, 256): Blocks(32, 16, 8, 1),
+    ("table", 2, 64): Blocks(64, 32, 8, 2),
+    ("table", 2, 128): Blocks(32, 16, 4, 2),
+    ("table", 2, 256): Blocks(16, 32, 8, 1),
+    ("table", 4, 64): Blocks(64, 32, 8, 2),
+    ("table", 4, 128): Blocks(32, 32, 8, 2),
+    ("table", 4, 256): Blocks(32, 32, 8, 1),
+}
+"""By kernel, bytes of a number and width: large ones of those with which no form spills a register (benchmarks/kernel_resources.py). What
+is fast on a GPU, nobody has measured."""
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """What a kernel is compiled for. Lengths, factors, masks, causality and dropout are arguments, and no part of it.
+
+    With an outer product there is always a table, if need be one of zeros, and so there is without any term: to compile
+    for less would save a load that the cache answers.
+    """
+
+    kernel: str
+    dtype: torch.dtype
+    width: int
+    low_rank: bool
+    static: bool
+    tiled: bool
+
+    @property
+    def blocks(self) -> Blocks:
+        return BLOCKS[self.kernel, self.dtype.itemsize, self.width]
+
+    def constants(self) -> dict[str, Any]:
+        """The arguments that are known when the kernel is compiled."""
+        return {
+            "LOW_RANK": self.low_rank,
+            "STATIC": self.static,
+            "TILED": self.tiled,
+            "WIDTH": self.width,
+            "ROWS": self.blocks.rows,
+            "KEYS": self.blocks.keys,
+            "PART": 64 if self.dtype.itemsize == 2 else 32,
+            "PRECISION": PRECISION,
+        }
+
+    @classmethod
+    def all(cls) -> list[Specialisation]:
+        """Every one that can be launched."""
+        forms = ((True, False, False), *product((False, True), (True,), (False, True)))
+        return [
+            cls(kernel, dtype, width, *form)
+            for kernel, dtype, width, form in product(KERNELS, DTYPES, WIDTHS, forms)
+            if (kernel != "table" or form[1]) and (kernel != "queries" or form[0] or form[2])
+        ]

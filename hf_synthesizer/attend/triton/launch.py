@@ -1,0 +1,184 @@
+"""The launch of the kernels: what they are given, for what they are compiled, and how autograd calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from .blocks import Blocks, Specialisation
+from .forward import forward_kernel
+from .keys_backward import keys_kernel
+from .queries_backward import queries_kernel
+from .table_backward import table_kernel
+
+KERNELS = {"forward": forward_kernel, "keys": keys_kernel, "queries": queries_kernel, "table": table_kernel}
+
+
+class Operands(NamedTuple):
+    """What a launch reads, in the form that the kernels take; all of a term's tensors are None where there is no such term.
+
+    value (B, H, Lk, w), query (B, H, Lq, w) and key (B, H, Lk, w) have one dtype and one width of `WIDTHS`, and strides and
+    addresses that 16 divides, but for the last stride, which is 1. table (H or 1, Lq, Lk) has the last stride 1, and
+    weight (H,), inner (B, H, Lq, a), outer (B, H, Lq, b) and bias (1 or B, 1 or H, Lk) are contiguous float32.
+    """
+
+    value: torch.Tensor
+    query: torch.Tensor | None
+    key: torch.Tensor | None
+    table: torch.Tensor | None
+    weight: torch.Tensor | None
+    inner: torch.Tensor | None
+    outer: torch.Tensor | None
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One problem: its sizes, its dropout, and how its kernels are called."""
+
+    specialisation: Specialisation
+    batch: int
+    heads: int
+    query_length: int
+    key_length: int
+    a: int
+    b: int
+    causal_offset: int
+    dropout: float
+    seed: int
+
+    def run(self, kernel: str, operands: Operands, grads: dict[str, torch.Tensor | None]) -> Any:
+        """Call a kernel; `grads` are its further tensors."""
+        specialisation = replace(self.specialisation, kernel=kernel)
+        blocks = specialisation.blocks
+        a, b = (self.a, self.b) if self.specialisation.tiled else (blocks.keys, 0)
+        arguments = {
+            **strided("value", operands.value),
+            **strided("query", operands.query),
+            **strided("key", operands.key),
+            "table": operands.table,
+            "table_head": 0 if operands.table is None or len(operands.table) == 1 else operands.table.stride(0),
+            "table_row": 0 if operands.table is None else operands.table.stride(1),
+            "weight": operands.weight,
+            "inner": operands.inner,
+            "outer": operands.outer,
+            "bias": operands.bias,
+            "bias_batch": operands.bias.stride(0) if len(operands.bias) > 1 else 0,
+            "bias_head": operands.bias.stride(1) if operands.bias.shape[1] > 1 else 0,
+            **grads,
+            "batch": self.batch,
+            "heads": self.heads,
+            "query_length": self.query_length,
+            "key_length": self.key_length,
+            "a": a,
+            "b": b,
+            "causal_offset": self.causal_offset,
+            "seed": self.seed,
+            "dropped": round(self.dropout * 2**32),
+            "scale": 1 / (1 - self.dropout),
+            **specialisation.constants(),
+        }
+        return call(KERNELS[kernel], self.grid(kernel, blocks, a), arguments, blocks)
+
+    def grid(self, kernel: str, blocks: Blocks, a: int) -> tuple[int, ...]:
+        """How many programs there are: one for each head (of each row of the batch) and tile that a kernel owns."""
+        rows = triton.cdiv(self.query_length, blocks.rows)
+        keys = triton.cdiv(a, blocks.keys) * triton.cdiv(self.key_length, a)
+        if kernel == "table":
+            return self.heads, rows, keys
+        return self.batch * self.heads, keys if kernel == "keys" else rows
+
+
+def call(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
+    """The one place where a kernel is called."""
+    return kernel[grid](**arguments, num_warps=blocks.warps, num_stages=blocks.stages)
+
+
+def strided(name: str, tensor: torch.Tensor | None) -> dict[str, Any]:
+    """A tensor (B, H, L, w) and its strides, as arguments."""
+    strides: tuple[int, ...] = (0, 0, 0)
+    if tensor is not None:  # a dimension of one may have any stride
+        strides = tuple(
+            0 if size == 1 else stride for size, stride in zip(tensor.shape[:3], tensor.stride(), strict=False)
+        )
+    return {name: tensor, f"{name}_batch": strides[0], f"{name}_head": strides[1], f"{name}_row": strides[2]}
+
+
+class KernelAttention(torch.autograd.Function):
+    """`softmax(logits) @ value` by the kernels; between forward and backward one number a row is kept beside the output."""
+
+    @staticmethod
+    def forward(ctx: Any, launch: Launch, *operands: torch.Tensor | None) -> torch.Tensor:
+        output, normaliser = forward(launch, Operands(*operands))  # type: ignore[arg-type]
+        ctx.launch = launch
+        ctx.save_for_backward(output, normaliser, *operands)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, output_grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        output, normaliser, *tensors = ctx.saved_tensors
+        needed = dict(zip(Operands._fields, ctx.needs_input_grad[1:], strict=True))
+        grads = backward(ctx.launch, Operands(*tensors), output, normaliser, output_grad, needed)
+        return None, *(grads.get(name) if needed[name] else None for name in Operands._fields)
+
+
+def forward(launch: Launch, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output (B, H, Lq, w) and the logarithm (to base 2) of each row's sum, (B, H, Lq)."""
+    value = operands.value
+    output = value.new_empty(launch.batch, launch.query_length, launch.heads, value.shape[-1]).transpose(1, 2)
+    normaliser = value.new_empty(launch.batch, launch.heads, launch.query_length, dtype=torch.float32)
+    launch.run("forward", operands, {**strided("output", output), "normaliser": normaliser})
+    return output, normaliser
+
+
+def backward(
+    launch: Launch,
+    operands: Operands,
+    output: torch.Tensor,
+    normaliser: torch.Tensor,
+    output_grad: torch.Tensor,
+    needed: dict[str, bool],
+) -> dict[str, torch.Tensor | None]:
+    """The gradients of the operands, by name."""
+    value, weight, table = operands.value, operands.weight, operands.table
+    # What comes from outside may have any strides; laid out as the output, its strides are those the kernels want.
+    output_grad = torch.empty_like(output).copy_(output_grad)
+    delta = torch.linalg.vecdot(output_grad.float(), output.float())  # (B, H, Lq)
+    common = {**strided("output_grad", output_grad), "normaliser": normaliser, "delta": delta}
+    grads: dict[str, torch.Tensor | None] = {}
+
+    if needed["value"] or needed["key"] or needed["bias"]:
+        made = {
+            "value_grad": value.new_empty(value.shape),
+            "key_grad": None if operands.key is None else value.new_empty(operands.key.shape),
+            "bias_grad": delta.new_empty(launch.batch, launch.heads, launch.key_length),
+        }
+        launch.run("keys", operands, {**common, **made})
+        bias_grad = made["bias_grad"].sum_to_size(operands.bias.shape)
+        grads |= {"value": made["value_grad"], "key": made["key_grad"], "bias": bias_grad}
+    if needed["query"] or needed["inner"] or needed["outer"]:
+        made = {
+            "query_grad": None if operands.query is None else value.new_empty(operands.query.shape),
+            "inner_grad": None if operands.inner is None else torch.empty_like(operands.inner),
+            "outer_grad": None if operands.outer is None else torch.zeros_like(operands.outer),
+        }
+        launch.run("queries", operands, {**common, **made})
+        grads |= {name.removesuffix("_grad"): grad for name, grad in made.items()}
+    if table is not None and weight is not None and (needed["table"] or needed["weight"]):
+        table_grad = delta.new_empty(launch.heads, launch.query_length, launch.key_length)
+        launch.run("table", operands, {**common, "table_grad": table_grad})
+        if needed["weight"]:
+            grads["weight"] = torch.stack([(mine * part.float()).sum() for mine, part in heads_of(table_grad, table)])
+        if needed["table"]:
+            table_grad *= weight[:, None, None]
+            grads["table"] = table_grad.sum_to_size(table.shape).to(table.dtype)
+    return grads
+
+
+def heads_of(table_grad: torch.Tensor, table: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each head's gradient with its table: to multiply all at once would take as much memory again as the table."""
+    return [(grad, table[head if len(table) > 1 else 0]) for head, grad in enumerate(table_grad)]

@@ -1,0 +1,125 @@
+"""From terms to what the kernels read: sums joined, weights folded in, widths padded. All of it differentiable."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from ...masks import AttentionMask
+from ..terms import Terms
+from .blocks import WIDTHS, Specialisation
+from .launch import KernelAttention, Launch, Operands, forward
+
+ALIGNED = 16
+"""Strides and addresses that this divides let the compiler read whole vectors."""
+
+
+def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> torch.Tensor:
+    """The output (B, H, Lq, d_v)."""
+    device = value.device.type
+    if torch.is_autocast_enabled(device):
+        value = value.to(torch.get_autocast_dtype(device))  # as autocast would cast what is multiplied
+    with torch.autocast(device, enabled=False):
+        launch, operands = prepare(terms, value, mask, dropout)
+        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in operands):
+            output = KernelAttention.apply(launch, *operands)
+        else:
+            output = forward(launch, operands)[0]
+    return output[..., : value.shape[-1]]
+
+
+def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> tuple[Launch, Operands]:
+    """The launch, and what it reads."""
+    batch, heads, key_length, width = value.shape
+    query, key = low_rank(terms, value)
+    width = width if query is None else max(width, query.shape[-1])
+    width = next(each for each in WIDTHS if each >= width)
+    table, weight = static(terms, value, needed=query is None or bool(terms.tiled))
+    inner, outer = (factor.float().contiguous() for factor in terms.tiled[0][:2]) if terms.tiled else (None, None)
+    launch = Launch(
+        Specialisation("forward", value.dtype, width, query is not None, table is not None, inner is not None),
+        batch=batch,
+        heads=heads,
+        query_length=terms.query_length,
+        key_length=key_length,
+        a=0 if inner is None else inner.shape[-1],
+        b=0 if outer is None else outer.shape[-1],
+        causal_offset=key_length if mask.causal_offset is None else int(mask.causal_offset),
+        dropout=dropout,
+        seed=int(torch.randint(1 << 62, ())) if dropout else 0,
+    )
+    operands = Operands(
+        value=wide(value, width),
+        query=None if query is None else wide(query, width),
+        key=None if key is None else wide(key, width).expand(batch, -1, -1, -1),
+        table=table,
+        weight=weight,
+        inner=inner,
+        outer=outer,
+        bias=key_bias(terms, mask, value),
+    )
+    return launch, operands
+
+
+def low_rank(terms: Terms, value: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Queries (B, H, Lq, r) and keys (1 or B, H, Lk, r) of all low-rank terms, side by side.
+
+    The thin factors of a static term are queries and keys as well, the same for each row of the batch.
+    """
+    batch, heads = value.shape[:2]
+    queries, keys = [query for query, _ in terms.low_rank], [key for _, key in terms.low_rank]
+    for term in terms.static:
+        if term.keys is not None:
+            table = term.table if term.weight is None else term.table * term.weight.to(term.table.dtype)[:, None, None]
+            queries.append(table.expand(heads, -1, -1)[None])
+            keys.append(term.keys.expand(heads, -1, -1)[None])
+    if not queries:
+        return None, None
+    shared = all(len(key) == 1 for key in keys)
+    queries = [query.to(value.dtype).expand(batch, -1, -1, -1) for query in queries]
+    keys = [key.to(value.dtype).expand(1 if shared else batch, -1, -1, -1) for key in keys]
+    return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, -1), torch.cat(keys, -1))
+
+
+def static(terms: Terms, value: torch.Tensor, needed: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The table (H or 1, Lq, Lk) and the weight (H,) of all whole static terms; several are summed.
+
+    Where there is none but one is `needed`, all rows of it are one row of zeros.
+    """
+    whole = [term for term in terms.static if term.keys is None]
+    weight = value.new_ones(value.shape[1], dtype=torch.float32)
+    if not whole:
+        if not needed:
+            return None, None
+        return value.new_zeros(1, 1, value.shape[-2], dtype=torch.float32).expand(1, terms.query_length, -1), weight
+    if len(whole) > 1:
+        table = sum((term.whole() for term in whole[1:]), start=whole[0].whole())
+    else:
+        table = whole[0].table
+        if whole[0].weight is not None:
+            weight = whole[0].weight.float().contiguous()
+    table = table.float()
+    return table if table.stride(-1) == 1 else table.contiguous(), weight
+
+
+def key_bias(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> torch.Tensor:
+    """What is added for each key, (1 or B, 1 or H, Lk): −∞ for those that the mask hides."""
+    if terms.key_bias is None:
+        bias = value.new_zeros(1, 1, value.shape[-2], dtype=torch.float32)
+    else:
+        bias = terms.key_bias.squeeze(-2).float()
+    if mask.keep is not None:
+        bias = torch.where(mask.keep.squeeze(-2), bias, float("-inf"))
+    return bias.contiguous()
+
+
+def wide(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """A tensor (B or 1, H, L, w) of that width, laid out as the kernels read it; a copy where it is not so already."""
+    if tensor.shape[-1] < width:
+        tensor = functional.pad(tensor, (0, width - tensor.shape[-1]))
+    aligned = all(
+        size == 1 or stride % ALIGNED == 0 for size, stride in zip(tensor.shape[:-1], tensor.stride(), strict=False)
+    )
+    if tensor.stride(-1) == 1 and aligned and tensor.data_ptr() % ALIGNED == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,61 @@
+"""Every kernel that the library can launch, compiled for GPUs that are not there: `make test-kernels`."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_synthesizer.attend.triton.blocks import KERNELS, Specialisation
+
+pytestmark = pytest.mark.kernels
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10}
+SMALLEST = 99 << 10
+"""The shared memory of a program on the GPUs of these generations that are made for desks."""
+NAMES = ("architecture", "kernel", "dtype", "width", "low_rank", "static", "tiled")
+
+
+def compiled(output: Path, *options: str) -> list[dict[str, str]]:
+    """What the script says, run in a process of its own: in this one the kernels are interpreted."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(BENCHMARKS.parent),
+        "TRITON_CACHE_DIR": str(output.parent / "cache"),
+    }
+    del environment["TRITON_INTERPRET"]
+    command = [sys.executable, str(BENCHMARKS / "kernel_resources.py"), "--output", str(output), *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return lines(output)
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_specialisation_compiles_within_the_limits_of_its_gpu(kernel: str, tmp_path: Path) -> None:
+    rows = compiled(tmp_path / "kernels.csv", "--kernels", kernel)
+    assert len(rows) == 2 * sum(each.kernel == kernel for each in Specialisation.all())
+    for row in rows:
+        assert int(row["spilled_bytes"]) == 0, row
+        assert int(row["shared_bytes"]) <= min(SHARED[row["architecture"]], SMALLEST), row
+        assert float(row["occupancy"]) > 0, row
+    named = {tuple(row[name] for name in NAMES): row for row in lines(BENCHMARKS / "results" / "kernels.csv")}
+    for row in rows:
+        recorded = named[tuple(row[name] for name in NAMES)]
+        for column in ("rows", "keys", "warps", "stages", "registers", "shared_bytes", "occupancy"):
+            assert recorded[column] == row[column], f"{column} of {row}: run python benchmarks/kernel_resources.py"
+
+
+def test_a_quick_run_compiles_one_of_each_kernel(tmp_path: Path) -> None:
+    rows = compiled(tmp_path / "kernels.csv", "--quick")
+    assert sorted(row["kernel"] for row in rows) == sorted([*KERNELS, *KERNELS])
+    assert {row["architecture"] for row in rows} == set(SHARED)

@@ -225,10 +225,6 @@ def isolated(model_type: str, seconds: int = SECONDS) -> Row:
 
 
 def _send(model_type: str, sender: Connection) -> None:
-    warnings.simplefilter("ignore")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - models that print do so into a table
     sender.send(examine(model_type))
 
@@ -266,6 +262,10 @@ def main(argv: list[str] | None = None) -> None:
     rows = {row["model_type"]: row for row in read(path)} if arguments.output != "-" else {}
     if not (arguments.types or arguments.quick):
         rows = {name: row for name, row in rows.items() if name in types}
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
     examine("bert")  # imports here, once, what every process would import
     with ThreadPoolExecutor(arguments.workers) as pool:
         for row in pool.map(isolated, types):

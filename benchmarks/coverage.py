@@ -38,7 +38,9 @@ from hf_synthesizer import models, patch_model
 from hf_synthesizer.errors import InvalidConfigError, SequenceTooLongError, SynthesizerError
 from hf_synthesizer.faces import synthesizer_class
 from hf_synthesizer.faces.guest import GuestFace
+from hf_synthesizer.faces.lengths import known_length
 from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.patching.longest import config_of
 from hf_synthesizer.patching.slots import Slot, find_slots
 
 OUTPUT = RESULTS / "coverage.csv"
@@ -128,8 +130,11 @@ def serve(tiny: Tiny, slots: list[Slot]) -> tuple[Subject, list[Slot], list[str]
     refusals: list[str] = []
     reason = refusal(whole)
     if isinstance(reason, InvalidConfigError):
-        refusals.append("max_length= has to be given")
-        whole.options["max_length"] = LONGEST
+        known = [known_length(config_of(slot, tiny.model.config), slot.stack) for slot in slots]
+        if None in known:
+            refusals.append("max_length= has to be given")
+        # Beside a tiny model the tables for its own longest sequence may be large, and have to be asked for.
+        whole.options["max_length"] = max(LONGEST if length is None else length for length in known)
         reason = refusal(whole)
     if reason is None:
         return whole, slots, refusals

@@ -48,10 +48,32 @@ SERVED_TYPES = ROOT / "hf_synthesizer" / "faces" / "served.csv"
 FIELDS = ("model_type", "model", "attention", "stacks", "face", "status", "why", *LAWS, "transformers")
 SERVED, REFUSED, WRONG, NOT_BUILT = "served", "refused", "wrong", "not built"
 QUICK = (
-    "albert", "bart", "bert", "deberta", "distilbert", "esm", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "llama", "modernbert",
-    "mpnet", "nomic_bert", "olmo2", "opt", "t5", "vision-encoder-decoder", "wav2vec2", "whisper",
-)  # fmt: skip
-"""A type for each kind of face, a guest, a composite, and refusals."""
+    "albert",
+    "bart",
+    "bert",
+    "bert-generation",
+    "bridgetower",
+    "deberta",
+    "distilbert",
+    "eomt",
+    "esm",
+    "gemma2",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "llama",
+    "llama4",
+    "modernbert",
+    "mpnet",
+    "nomic_bert",
+    "olmo2",
+    "opt",
+    "t5",
+    "vision-encoder-decoder",
+    "wav2vec2",
+    "whisper",
+)
+"""A type for each kind of face, a guest, a composite, refusals, and types that have gone wrong in ways of their own."""
 SECONDS = 180
 """The longest time that one type may take."""
 LONGEST = 256

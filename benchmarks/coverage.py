@@ -38,7 +38,9 @@ from hf_synthesizer import models, patch_model
 from hf_synthesizer.errors import InvalidConfigError, SequenceTooLongError, SynthesizerError
 from hf_synthesizer.faces import synthesizer_class
 from hf_synthesizer.faces.guest import GuestFace
+from hf_synthesizer.faces.lengths import known_length
 from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.patching.longest import config_of
 from hf_synthesizer.patching.slots import Slot, find_slots
 
 OUTPUT = RESULTS / "coverage.csv"
@@ -46,10 +48,32 @@ SERVED_TYPES = ROOT / "hf_synthesizer" / "faces" / "served.csv"
 FIELDS = ("model_type", "model", "attention", "stacks", "face", "status", "why", *LAWS, "transformers")
 SERVED, REFUSED, WRONG, NOT_BUILT = "served", "refused", "wrong", "not built"
 QUICK = (
-    "albert", "bart", "bert", "deberta", "distilbert", "esm", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "llama", "modernbert",
-    "mpnet", "nomic_bert", "olmo2", "opt", "t5", "vision-encoder-decoder", "wav2vec2", "whisper",
-)  # fmt: skip
-"""A type for each kind of face, a guest, a composite, and refusals."""
+    "albert",
+    "bart",
+    "bert",
+    "bert-generation",
+    "bridgetower",
+    "deberta",
+    "distilbert",
+    "eomt",
+    "esm",
+    "gemma2",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "llama",
+    "llama4",
+    "modernbert",
+    "mpnet",
+    "nomic_bert",
+    "olmo2",
+    "opt",
+    "t5",
+    "vision-encoder-decoder",
+    "wav2vec2",
+    "whisper",
+)
+"""A type for each kind of face, a guest, a composite, refusals, and types that have gone wrong in ways of their own."""
 SECONDS = 180
 """The longest time that one type may take."""
 LONGEST = 256
@@ -128,8 +152,11 @@ def serve(tiny: Tiny, slots: list[Slot]) -> tuple[Subject, list[Slot], list[str]
     refusals: list[str] = []
     reason = refusal(whole)
     if isinstance(reason, InvalidConfigError):
-        refusals.append("max_length= has to be given")
-        whole.options["max_length"] = LONGEST
+        known = [known_length(config_of(slot, tiny.model.config), slot.stack) for slot in slots]
+        if None in known:
+            refusals.append("max_length= has to be given")
+        # Beside a tiny model the tables for its own longest sequence may be large, and have to be asked for.
+        whole.options["max_length"] = max(LONGEST if length is None else length for length in known)
         reason = refusal(whole)
     if reason is None:
         return whole, slots, refusals
@@ -225,10 +252,6 @@ def isolated(model_type: str, seconds: int = SECONDS) -> Row:
 
 
 def _send(model_type: str, sender: Connection) -> None:
-    warnings.simplefilter("ignore")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - models that print do so into a table
     sender.send(examine(model_type))
 
@@ -266,6 +289,10 @@ def main(argv: list[str] | None = None) -> None:
     rows = {row["model_type"]: row for row in read(path)} if arguments.output != "-" else {}
     if not (arguments.types or arguments.quick):
         rows = {name: row for name, row in rows.items() if name in types}
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
     examine("bert")  # imports here, once, what every process would import
     with ThreadPoolExecutor(arguments.workers) as pool:
         for row in pool.map(isolated, types):

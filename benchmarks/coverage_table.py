@@ -12,7 +12,7 @@ Table = tuple[list[str], list[list[str]]]
 REASONS = (
     # what an error says, and how the documents call it
     ("through Transformers' attention interface", "attends without Transformers' attention interface"),
-    ("s_aux=", "attention sinks (`s_aux`), which a softmax over keys alone does not have"),
+    ("passes (s_aux|sinks)= on", "attention sinks (`s_aux`), which a softmax over keys alone does not have"),
     ("adds logits of its own to its mask", "adds logits of its own to its mask (relative positions by content)"),
     (
         "more by the name of the attention backend",

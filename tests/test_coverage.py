@@ -11,9 +11,19 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from transformers import BertConfig
+from transformers.models.bert.modeling_bert import BertSelfAttention
 
 import hf_synthesizer
-from hf_synthesizer import list_families
+from hf_synthesizer import (
+    SynthesizerBertSelfAttention,
+    UnsupportedModelError,
+    list_families,
+    patch_model,
+    unpatch_model,
+)
+from hf_synthesizer.checkpoints.model_mixin import SynthesizerModelMixin
 from hf_synthesizer.faces import synthesizer_class
 from hf_synthesizer.faces.registry import served_types
 
@@ -71,6 +81,38 @@ def test_each_served_type_has_the_face_of_the_table(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", coverage.QUICK)
 def test_the_laws_hold_for_a_type_of_each_face(model_type: str) -> None:
     assert coverage.examine(model_type) == ROWS[model_type]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("deepseek_v32", "by the name of the attention backend"),
+        ("diffllama", "attends more than once"),
+        ("doge", "adds logits of its own to its mask"),
+        ("gpt_oss", "passes s_aux= on"),
+        ("moshi", "says its size in a way"),
+    ],
+)
+def test_what_a_layer_cannot_honour_is_refused_and_the_model_is_as_it_was(model_type: str, reason: str) -> None:
+    tiny = coverage.build(model_type)
+    with torch.no_grad():
+        expected = coverage.run(tiny.model, tiny.inputs)
+        with pytest.raises(UnsupportedModelError, match=reason):
+            coverage.run(patch_model(tiny.model, "random", max_length=64), tiny.inputs)
+        if isinstance(tiny.model, SynthesizerModelMixin):
+            unpatch_model(tiny.model)
+        assert all(map(torch.equal, expected, coverage.run(tiny.model, tiny.inputs)))
+
+
+def test_under_eager_no_mask_means_that_everybody_sees_everything() -> None:
+    config = BertConfig(
+        hidden_size=24, num_attention_heads=3, attn_implementation="eager", attention_probs_dropout_prob=0
+    )
+    stock = BertSelfAttention(config, is_causal=True, layer_idx=0)
+    attention = SynthesizerBertSelfAttention(config, is_causal=True, layer_idx=0, synthesizer="dot_product")
+    patched = type(attention).from_stock(stock, attention.synthesizer.config)
+    hidden_states = torch.randn(2, 5, 24)
+    torch.testing.assert_close(patched(hidden_states)[0], stock(hidden_states)[0])
 
 
 @pytest.mark.slow

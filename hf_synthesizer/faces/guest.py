@@ -8,6 +8,7 @@ it by construction; the price is that queries and keys are computed whether or n
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -69,13 +70,15 @@ class ConfigOfGuest:
 
 @dataclass
 class Call:
-    """One forward pass of a guest: what goes in, and what the logits need to know of the keys' tokens."""
+    """One forward pass of a guest: what goes in (`given` are the names), and what the logits need to know of the keys'
+    tokens."""
 
     hidden_states: torch.Tensor
     start: int | torch.Tensor
     position_ids: torch.Tensor | None
     key_states: torch.Tensor | None
-    mask: torch.Tensor | None = None
+    mask: torch.Tensor | None
+    given: Collection[str]
     answered: bool = False
 
 
@@ -153,7 +156,7 @@ class GuestFace(SynthesizerMixin):
         cache_name = next((name for name in CACHES if given.get(name) is not None), None)
         key_states, start = self.synthesizer.project_keys(hidden_states), 0
         mask = next((given[name] for name in MASKS if given.get(name) is not None), None)
-        call = Call(hidden_states, start, given.get("position_ids"), key_states, mask)
+        call = Call(hidden_states, start, given.get("position_ids"), key_states, mask, given)
         if cache_name is not None:
             cache = given[cache_name]
             call.start = past_length(cache, self.layer_idx)
@@ -204,6 +207,7 @@ class GuestFace(SynthesizerMixin):
         """
         call: Call = self.__dict__["_call"]
         hidden_states = call.hidden_states
+        self.require_understood(call, arguments)
         self.require_backend(mask, **arguments)
         self.require_whole(call, query)
         self.require_given(call, mask)
@@ -266,7 +270,30 @@ class GuestFace(SynthesizerMixin):
                 f"Patch it with dot_product alone or patch other layers (layers=…), or register a face for this class."
             )
 
+    def require_understood(self, call: Call, arguments: dict[str, Any]) -> None:
+        """Raise `UnsupportedModelError` for what the stock forward itself tells its attention function, and ours cannot heed:
+        sinks, chosen keys, and whatever is new."""
+        for name, value in arguments.items():
+            if value is not None and name not in call.given and name not in UNDER_THE_MASK:
+                raise UnsupportedModelError(
+                    f"{self.stock_class.__name__} passes {name}= on to its attention function, which may change attention in a "
+                    f"way that synthesized layers do not know. Patch other layers (layers=…), or register a face for this class."
+                )
 
+
+UNDER_THE_MASK = frozenset(
+    [
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "max_length_k",
+        "max_length_q",
+        "output_attentions",
+        "position_ids",
+        "sliding_window",
+    ]
+)
+"""What stock forwards pass on that eager and sdpa attention do not read: it is in the mask, or means other backends."""
 MASKS = ("attention_mask", "mask")
 """What stock forwards call their mask."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")

@@ -10,7 +10,7 @@ from hf_synthesizer.attend import as_accelerator
 from tests.models import VARIANTS, batch, build, decoder
 from tests.questions import Questions
 
-LAYERS = 5
+LAYERS = 4
 ENCODERS = ("BertModel", "T5EncoderModel")
 FEW = (*VARIANTS, "sparse_fixed", "dense+random+salience")
 
@@ -19,7 +19,7 @@ def deep(head: str):
     return build(head, **{"num_hidden_layers" if head.startswith("Bert") else "num_layers": LAYERS})
 
 
-@pytest.mark.parametrize("padding", ["none", "right", "left", "full"])
+@pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("variant", FEW)
 @pytest.mark.parametrize("head", ENCODERS)
 def test_a_step_of_training_asks_at_most_twice(head: str, variant: str, padding: str) -> None:
@@ -33,7 +33,7 @@ def test_a_step_of_training_asks_at_most_twice(head: str, variant: str, padding:
             assert questions.count - before <= 2, questions.places[before:]
 
 
-@pytest.mark.parametrize("padding", ["none", "right", "left"])
+@pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("variant", FEW)
 @pytest.mark.parametrize("head", ENCODERS)
 def test_an_evaluation_asks_at_most_twice(head: str, variant: str, padding: str) -> None:

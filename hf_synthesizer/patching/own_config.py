@@ -45,9 +45,23 @@ class OwnConfig:
         for name, value in current.__dict__.items():
             if name == "architectures":  # of the patched class, where it was saved
                 continue
-            if name not in self.at_start or value != self.at_start[name]:
+            if name not in self.at_start or not _same(value, self.at_start[name]):
                 self.stock.__dict__[name] = value
         return self.stock
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two values of configs are equal. A config is what it holds: one that differs from layer to layer refuses to be
+    asked for its attributes, and so to be compared."""
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, PreTrainedConfig):
+        value, other = value.__dict__, other.__dict__
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(_same(item, other[key]) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return bool(value == other)
 
 
 def replace_configs(model: nn.Module, pairs: Iterable[tuple[PreTrainedConfig, PreTrainedConfig]]) -> None:

@@ -84,7 +84,7 @@ def compiling(architecture: int) -> Iterator[None]:
     """Within it, a launch compiles its kernel for a GPU that is not there, gives what came out, and runs nothing."""
 
     def compile_only(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
-        return kernel.warmup(grid=grid, **arguments, num_warps=blocks.warps, num_stages=blocks.stages)
+        return kernel.warmup(grid=grid, **arguments, **launch.options(blocks))
 
     before, launch.call = launch.call, compile_only
     driver.set_active(AbsentDevice(architecture))

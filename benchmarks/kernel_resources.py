@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -130,6 +131,11 @@ def resources(code: Any) -> dict[str, int]:
     }
 
 
+@cache
+def provenance() -> dict[str, str]:
+    return {"triton": triton.__version__, "hf_synthesizer": version("hf_synthesizer"), "commit": commit()}
+
+
 def line(specialisation: Specialisation, number: int) -> dict[str, Any]:
     """One line of the table."""
     found = resources(compiled(specialisation, number))
@@ -144,9 +150,7 @@ def line(specialisation: Specialisation, number: int) -> dict[str, Any]:
         **blocks._asdict(),
         **found,
         "occupancy": f"{occupancy:.3f}",
-        "triton": triton.__version__,
-        "hf_synthesizer": version("hf_synthesizer"),
-        "commit": commit(),
+        **provenance(),
     }
 
 

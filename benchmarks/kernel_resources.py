@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -84,7 +85,7 @@ def compiling(architecture: int) -> Iterator[None]:
     """Within it, a launch compiles its kernel for a GPU that is not there, gives what came out, and runs nothing."""
 
     def compile_only(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
-        return kernel.warmup(grid=grid, **arguments, num_warps=blocks.warps, num_stages=blocks.stages)
+        return kernel.warmup(grid=grid, **arguments, **launch.options(blocks))
 
     before, launch.call = launch.call, compile_only
     driver.set_active(AbsentDevice(architecture))
@@ -130,6 +131,11 @@ def resources(code: Any) -> dict[str, int]:
     }
 
 
+@cache
+def provenance() -> dict[str, str]:
+    return {"triton": triton.__version__, "hf_synthesizer": version("hf_synthesizer"), "commit": commit()}
+
+
 def line(specialisation: Specialisation, number: int) -> dict[str, Any]:
     """One line of the table."""
     found = resources(compiled(specialisation, number))
@@ -144,9 +150,7 @@ def line(specialisation: Specialisation, number: int) -> dict[str, Any]:
         **blocks._asdict(),
         **found,
         "occupancy": f"{occupancy:.3f}",
-        "triton": triton.__version__,
-        "hf_synthesizer": version("hf_synthesizer"),
-        "commit": commit(),
+        **provenance(),
     }
 
 

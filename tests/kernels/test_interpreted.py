@@ -13,7 +13,7 @@ from hf_synthesizer.attend import as_accelerator, attend, choose_route, referenc
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.attend.triton import blocks
 from hf_synthesizer.attend.triton.blocks import Blocks
-from hf_synthesizer.logits import Logits, LowRank, Static, Tiled
+from hf_synthesizer.logits import Logits, LowRank, Static, Sum, Tiled
 from hf_synthesizer.masks import AttentionMask
 from tests.test_attend import leaves, make_form, make_logits, make_mask
 
@@ -245,3 +245,37 @@ def test_a_kernel_that_fails_its_check_is_left_out_with_one_warning(
     (warning,) = warnings
     assert ("no ptxas" if fault == "raises" else "differs from the reference by") in warning
     assert "HF_SYNTHESIZER_TRITON=0" in warning
+
+
+@pytest.mark.parametrize("names", [["static"], ["low_rank", "static"], ["salience"], ["static_product"]], ids="+".join)
+def test_nothing_as_large_as_all_logits_is_made(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At length 2048, forward and backward; the kernels, which make no tensors, are left out."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from hf_synthesizer.attend.triton import launch
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            for tensor in made if isinstance(made, (list, tuple)) else [made]:
+                if isinstance(tensor, torch.Tensor):
+                    held = tensor.untyped_storage().nbytes() // tensor.itemsize
+                    self.numbers = max(self.numbers, min(held, tensor.numel()))  # views hold what is there already
+            return made
+
+    monkeypatch.setattr(launch, "call", lambda *arguments: None)
+    shape = (12, 1, 2048, 2048)
+    logits, mask = (
+        make_logits(names, names != ["salience"], *shape, dtype=torch.float32),
+        make_mask("right", *shape, torch.float32),
+    )
+    if names == ["salience"]:  # and an outer product of the size that `factorized_dense` gives it
+        factors = (torch.randn(12, 1, 2048, size, requires_grad=True) for size in (64, 32))
+        logits = Sum([(None, logits), (None, Tiled(*factors, 2048))])
+    value = make_value(12, 1, 2048, 64, torch.float32)
+    with Largest() as largest:
+        output = triton.attend(Terms.of(logits, mask), value, mask, 0.1)
+        torch.autograd.grad(output.sum(), leaves(logits, value), allow_unused=True)
+    assert 0 < largest.numbers < 12 * 1 * 2048 * 2048 / 10

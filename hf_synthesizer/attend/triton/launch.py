@@ -94,7 +94,12 @@ class Launch:
 
 def call(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
     """The one place where a kernel is called."""
-    return kernel[grid](**arguments, num_warps=blocks.warps, num_stages=blocks.stages)
+    return kernel[grid](**arguments, **options(blocks))
+
+
+def options(blocks: Blocks) -> dict[str, Any]:
+    """What the compiler is told; a fused multiply and add, too, because what it does unasked differs between versions."""
+    return {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True}
 
 
 def strided(name: str, tensor: torch.Tensor | None) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def mean_states(model, teacher, inputs) -> MeanStates:
     pair = pair_layers(model, teacher)[0]
     means = MeanStates(pair)
     with observing(teacher, backend="eager"):
-        means.add(observe_calls(teacher, [pair], inputs)[pair.label])
+        means.add(observe_calls(teacher, [pair], inputs)[pair.label][0])
     return means
 
 

@@ -8,11 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import InvalidConfigError
-from ..faces.mixin import SynthesizerMixin
-from ..synthesizers import SalienceSynthesizer
-from .average import MeanWeights, keeps_dot_product, parts_of, restore_dot_product, tables_of, write_mean_weights
+from .average import MeanWeights, keeps_dot_product, restore_dot_product, tables_of, write_mean_weights
 from .distill import divergence
-from .first_order import SCALES, MeanStates, dense_of, salience_of, write_first_order
+from .first_order import SCALES, MeanStates, compares_plainly, first_order_parts, write_first_order
 from .observe import Batch, Call, LayerPair, observe_calls, synthesized_weights
 
 JUDGED = 4
@@ -22,17 +20,27 @@ JUDGED = 4
 def require_closed_form(pairs: Iterable[LayerPair]) -> None:
     """Raise `InvalidConfigError` when some layer has no closed form."""
     for pair in pairs:
-        if not _has_closed_form(pair.student):
+        if not _has_closed_form(pair):
+            rotated = first_order_parts(pair.student) and not compares_plainly(pair.teacher)
             raise InvalidConfigError(
-                f"method='average' knows random, factorized_random and dense, alone or with salience, and mixtures with "
+                f"method='average' has no closed form of {pair.student.synthesizer.config.variant!r} for layer {pair.label!r}: "
+                f"{type(pair.teacher).__name__} rotates, normalises, clips or shifts its queries and keys before it compares "
+                f"them. Use random or factorized_random there, or method='auto' or 'distill'."
+                if rotated
+                else f"method='average' knows random, factorized_random and dense, alone or with salience, and mixtures with "
                 f"dot_product; layer {pair.label!r} is {pair.student.synthesizer.config.variant!r}. Use method='auto' or "
                 f"'distill'."
             )
 
 
-def _has_closed_form(layer: SynthesizerMixin) -> bool:
-    rest = [part for part in parts_of(layer.synthesizer) if not isinstance(part, SalienceSynthesizer)]
-    return bool(keeps_dot_product(layer.synthesizer) or tables_of(layer) or dense_of(layer) or not rest)
+def _has_closed_form(pair: LayerPair) -> bool:
+    layer = pair.student
+    if keeps_dot_product(layer.synthesizer):
+        return True
+    parts = first_order_parts(layer)
+    if parts and not compares_plainly(pair.teacher):
+        return False
+    return bool(tables_of(layer) or parts)
 
 
 def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches: Iterable[Batch]) -> None:
@@ -46,13 +54,18 @@ def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches
     for pair in pairs:
         restore_dot_product(pair.student)
     weights = {pair.label: MeanWeights(*_size(pair)) for pair in pairs if tables_of(pair.student)}
-    states = {pair.label: MeanStates(pair) for pair in pairs if salience_of(pair.student) or dense_of(pair.student)}
+    states = {
+        pair.label: MeanStates(pair)
+        for pair in pairs
+        if first_order_parts(pair.student) and compares_plainly(pair.teacher)
+    }
     pairs = [pair for pair in pairs if pair.label in weights or pair.label in states]
     if not pairs:
         return
     judged_on: dict[str, list[Call]] = {label: [] for label in states}
     for batch in batches:
-        for label, call in observe_calls(teacher, pairs, batch).items():
+        found = observe_calls(teacher, pairs, batch)
+        for label, call in ((label, call) for label, calls in found.items() for call in calls):
             if _is_padded_on_the_left(call):
                 raise InvalidConfigError(
                     "A batch is padded on the left, so that no place of it is a position. Set tokenizer.padding_side = "

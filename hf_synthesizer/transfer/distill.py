@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ..errors import InvalidConfigError
 from ..faces.mixin import SynthesizerMixin
@@ -31,8 +31,8 @@ def weight_losses(
     """Stage 1: the divergence of each layer, when it sees the teacher's hidden states. Both run under eager."""
     calls = observe_calls(teacher, pairs, batch)
     for pair in pairs:
-        call = calls.pop(pair.label)
-        yield pair, divergence(call, synthesized_weights(pair.student, call))
+        found = calls.pop(pair.label)
+        yield pair, torch.stack([divergence(call, synthesized_weights(pair.student, call)) for call in found]).mean()
 
 
 def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
@@ -42,12 +42,12 @@ def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch
     with torch.no_grad():
         wanted = teacher(**on_device(batch, teacher), output_hidden_states=True)
     found = model(**on_device(batch, model), output_hidden_states=True)
-    losses = []
-    for name, keep in stacks_of(batch):
-        for student, target in zip(found.get(name) or (), wanted.get(name) or (), strict=True):
-            if student.requires_grad or not torch.is_grad_enabled():
-                losses.append(relative_error(student, target.to(student.device), keep))
-    return losses
+    return [
+        relative_error(student, target.to(student.device), keep)
+        for (students, keep), (targets, _) in zip(states_of(found, batch), states_of(wanted, batch), strict=True)
+        for student, target in zip(students, targets, strict=True)
+        if student.requires_grad or not torch.is_grad_enabled()
+    ]
 
 
 def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> torch.Tensor:
@@ -68,7 +68,7 @@ def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) 
     found, wanted = found.float(), wanted.float().to(found.device)
     if wanted.shape[-1] > 1:
         wanted, found = (logits - logits.mean(-1, keepdim=True) for logits in (wanted, found))
-    masks = [keep for _, keep in stacks_of(batch) if keep is not None and keep.shape == wanted.shape[:-1]]
+    masks = [keep for keep in tokens_of(batch) if keep is not None and keep.shape == wanted.shape[:-1]]
     keep = masks[-1].to(wanted).unsqueeze(-1) if masks else wanted.new_ones(())
     square = (wanted.square() * keep).sum()
     return ((found - wanted).square() * keep).sum() / square.clamp(min=torch.finfo(square.dtype).eps)
@@ -80,23 +80,54 @@ def _head(model: PreTrainedModel, logits: torch.Tensor | None) -> str:
 
 
 def relative_error(student: torch.Tensor, target: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
-    """`Σ |student − target|² / Σ |target − mean|²` over the tokens of (B, L, d); `keep` (B, L) says which are tokens."""
-    student, target = student.float(), target.float()
-    keep = target.new_ones(target.shape[:2]) if keep is None else keep.to(target)
+    """`Σ |student − target|² / Σ |target − mean|²` over the tokens of (B, L, d); `keep` (B, L) says which are tokens.
+
+    It says so of text: states of patches and frames have other shapes, and all of them count.
+    """
+    student, target = (states.float().flatten(1, -2) for states in (student, target))
+    fits = keep is not None and keep.shape == target.shape[:2]
+    keep = keep.to(target) if keep is not None and fits else target.new_ones(target.shape[:2])
     keep = keep.unsqueeze(-1)
     mean = (target * keep).sum((0, 1)) / keep.sum().clamp(min=1)
     variance = ((target - mean).square() * keep).sum()
     return ((student - target).square() * keep).sum() / variance.clamp(min=torch.finfo(torch.float32).eps)
 
 
-def stacks_of(batch: Batch) -> list[tuple[str, torch.Tensor | None]]:
-    """The names of recorded hidden states, and which of their places are tokens."""
+def tokens_of(batch: Batch) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Which places of the input, and of a decoder behind an encoder, are tokens; None where the batch does not say."""
     tokens = batch.get("attention_mask")
     tokens = tokens.flatten(0, -2) if isinstance(tokens, torch.Tensor) else None  # multiple choice has (B, C, L)
     targets = batch.get("decoder_attention_mask")
     if targets is None and isinstance(batch.get("labels"), torch.Tensor) and batch["labels"].dim() == 2:
         targets = batch["labels"] != -100
-    return [("hidden_states", tokens), ("encoder_hidden_states", tokens), ("decoder_hidden_states", targets)]
+    return tokens, targets
+
+
+def states_of(output: ModelOutput, batch: Batch) -> list[tuple[tuple[torch.Tensor, ...], torch.Tensor | None]]:
+    """The recorded hidden states of each stack of a model, its towers included, and which of their places are tokens.
+
+    Raises:
+        InvalidConfigError: for a model that records none.
+    """
+    found = _recorded(output, *tokens_of(batch))
+    if not found:
+        raise InvalidConfigError(
+            f"A transfer compares hidden states, and this model's {type(output).__name__} has none. Hand over the part of the "
+            f"model that records them, such as model.vision_model and teacher.vision_model."
+        )
+    return found
+
+
+def _recorded(
+    output: ModelOutput, tokens: torch.Tensor | None, targets: torch.Tensor | None
+) -> list[tuple[tuple[torch.Tensor, ...], torch.Tensor | None]]:
+    found = []
+    for name, value in output.items():
+        if isinstance(value, ModelOutput):
+            found += _recorded(value, tokens, targets)
+        elif name.endswith("hidden_states") and isinstance(value, tuple) and value:
+            found.append((value, targets if name.startswith("decoder") else tokens))
+    return found
 
 
 def fresh_parameters(pairs: Iterable[LayerPair]) -> list[nn.Parameter]:
@@ -122,9 +153,13 @@ def _inherited(layer: SynthesizerMixin, module: nn.Module) -> bool:
 def old_parameters(model: PreTrainedModel, fresh: list[nn.Parameter]) -> list[nn.Parameter]:
     """Everything else that trains, but the embeddings of tokens: those are the ground that both models stand on."""
     left_out = {id(parameter) for parameter in fresh}
-    left_out |= {id(parameter) for parameter in _parameters(model.get_input_embeddings())}
+    left_out |= {id(parameter) for parameter in _input_embeddings(model)}
     return [p for p in model.parameters() if p.requires_grad and id(p) not in left_out]
 
 
-def _parameters(module: Any) -> list[nn.Parameter]:
-    return list(module.parameters()) if isinstance(module, nn.Module) else []
+def _input_embeddings(model: PreTrainedModel) -> list[nn.Parameter]:
+    try:
+        embeddings = model.get_input_embeddings()
+    except NotImplementedError:  # how Transformers says that there are none: sound and several towers
+        return []
+    return list(embeddings.parameters()) if isinstance(embeddings, nn.Module) else []

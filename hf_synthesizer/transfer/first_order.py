@@ -11,11 +11,14 @@ The first term looks at the query's token and the key's position, as `dense` doe
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import cast
 
 import torch
 from torch import nn
 
+from ..faces.attention import find_face
 from ..faces.mixin import SynthesizerMixin
 from ..faces.wiring import projection_of
 from ..synthesizers import DenseSynthesizer, SalienceSynthesizer
@@ -99,6 +102,27 @@ def dense_of(layer: SynthesizerMixin) -> DenseSynthesizer | None:
     rest = [part for part in parts_of(layer.synthesizer) if not isinstance(part, SalienceSynthesizer)]
     part = rest[0] if len(rest) == 1 else None
     return part if isinstance(part, DenseSynthesizer) and not part.config.share_heads else None
+
+
+def first_order_parts(layer: SynthesizerMixin) -> list[DenseSynthesizer | SalienceSynthesizer]:
+    """The parts of a layer that take a first-order term, where queries and keys are compared as they are."""
+    return [part for part in (dense_of(layer), salience_of(layer)) if part is not None]
+
+
+CHANGED = re.compile(r"rotary|rope|norm$|softcap|clip_qkv|^position_embeddings$")
+"""What a stock forward calls that by which its logits are more than products of its two projections: rotations, norms of
+queries and keys, soft caps, and positions that are added before the projections."""
+
+
+def compares_plainly(stock: nn.Module) -> bool:
+    """Whether the logits of a stock attention module are `s · q_i · k_j`, with a bias at most.
+
+    Its code is asked, as it is for a face: a forward that no face understands may do anything.
+    """
+    if find_face(type(stock)) is None:
+        return False
+    code = inspect.unwrap(type(stock).forward).__code__
+    return not any(CHANGED.search(name) for name in (*code.co_names, *code.co_varnames))
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ..errors import InvalidConfigError, NotPatchedError, UnsupportedModelError
 from ..faces import family_of
 from ..faces.mixin import SynthesizerMixin
+from ..faces.wiring import any_wiring, find_wiring, in_features, query_heads
 from ..masks import AttentionMask
 from ..patching.slots import find_slots
 
@@ -59,11 +60,11 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
                 f"The teacher has no layer {slot.label!r}; its layers are {', '.join(teachers)}. Take the stock model "
                 f"that was patched as teacher."
             )
-        ours, theirs = _shape(model), _shape(teacher)
+        ours, theirs = slot.module.dimensions[:2], _shape(teachers[slot.label])
         if ours != theirs:
             raise UnsupportedModelError(
-                f"The model has hidden_size, heads = {ours}, the teacher {theirs}. Layers are taught one by one, so the "
-                f"teacher must be of the model's own shape: take the stock model that was patched."
+                f"Layer {slot.label!r} of the model has hidden_size, heads = {ours}, of the teacher {theirs}. Layers are taught "
+                f"one by one, so the teacher must be of the model's own shape: take the stock model that was patched."
             )
         pairs.append(LayerPair(slot.label, slot.name, slot.module, teachers[slot.label]))
     if not pairs:
@@ -73,22 +74,24 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
     return pairs
 
 
-def _shape(model: PreTrainedModel) -> tuple[int, int]:
-    return model.config.hidden_size, model.config.num_attention_heads
+def _shape(stock: nn.Module) -> tuple[int, int]:
+    """hidden_size and the number of heads of a stock attention module."""
+    wiring = find_wiring(stock) or any_wiring(stock)
+    return in_features(stock.get_submodule(wiring.fused or wiring.query)), query_heads(stock)
 
 
 @contextmanager
 def observing(*models: PreTrainedModel, backend: str | None = None) -> Iterator[None]:
     """Inside, the models run without dropout and cache, and with the given attention backend; then as before."""
-    configs: dict[int, tuple[Any, bool | None]] = {}
-    backends = [(model, model.config._attn_implementation) for model in models]
+    configs: dict[int, tuple[Any, bool | None, str]] = {}
     training = [(module, module.training) for model in models for module in model.modules()]
     for model in models:
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
-                configs[id(module.config)] = (module.config, getattr(module.config, "use_cache", None))
+                config = module.config
+                configs[id(config)] = (config, getattr(config, "use_cache", None), config._attn_implementation)
     try:
-        for config, use_cache in configs.values():
+        for config, use_cache, _ in configs.values():
             if use_cache:
                 config.use_cache = False
         for model in models:
@@ -97,12 +100,15 @@ def observing(*models: PreTrainedModel, backend: str | None = None) -> Iterator[
                 model.set_attn_implementation(backend)
         yield
     finally:
-        for config, use_cache in configs.values():
+        for (
+            config,
+            use_cache,
+            before,
+        ) in configs.values():  # those of parts come after that of the whole, which sets all
             if use_cache:
                 config.use_cache = use_cache
-        for model, before in backends:
             if backend is not None:
-                model.set_attn_implementation(before)
+                config._attn_implementation = before
         for module, mode in training:
             module.training = mode
 
@@ -112,7 +118,7 @@ class Call:
     """One call of a teacher's layer.
 
     `hidden_states` (B, L, d) went in, `weights` (B, H, L, L) are what it attended to, `rows` (B, L) says which queries are tokens, and `pairs`
-    (B, L, L) which of their keys may be looked at. `position_bias` (1, H, L, L) is what T5 adds to its logits.
+    (B, L, L) which of their keys may be looked at. `position_bias` (1 or B, H, L, L) is what T5 and MPNet add to their logits.
     """
 
     args: tuple[Any, ...]
@@ -124,39 +130,85 @@ class Call:
     position_bias: torch.Tensor | None
 
 
-def observe_calls(teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch) -> dict[str, Call]:
-    """Run the teacher, which is under `observing(…, backend="eager")`, and keep the call of each paired layer."""
-    calls: dict[str, Call] = {}
+Calls = dict[str, list[Call]]
+"""By the label of a layer. One that stands for several, as ALBERT's does, is called once for each of them."""
+
+
+def observe_calls(teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch) -> Calls:
+    """Run the teacher, which is under `observing(…, backend="eager")`, and keep the calls of each paired layer.
+
+    Raises:
+        InvalidConfigError: for a batch that reaches none of them.
+        UnsupportedModelError: for a layer that tells no weights.
+    """
+    calls: Calls = {pair.label: [] for pair in pairs}
+
+    def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args, {**kwargs, "output_attentions": True}
 
     def watch(label: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[Any, ...]) -> None:
-            calls[label] = _call(module, args, kwargs, output)
+            calls[label].append(_call(module, args, kwargs, output))
 
         return hook
 
     handles = [pair.teacher.register_forward_hook(watch(pair.label), with_kwargs=True) for pair in pairs]
+    handles += [
+        pair.teacher.register_forward_pre_hook(ask, with_kwargs=True)
+        for pair in pairs
+        if "output_attentions" in inspect.signature(pair.teacher.forward).parameters
+    ]
     try:
         with torch.no_grad():
             teacher(**on_device(batch, teacher))
     finally:
         for handle in handles:
             handle.remove()
+    unreached = [label for label, found in calls.items() if not found]
+    if unreached:
+        raise InvalidConfigError(
+            f"A batch of {', '.join(batch)} does not reach layer {unreached[0]!r}. Give batches with the inputs of all parts "
+            f"of the model that are patched, or hand over those parts alone (model and teacher)."
+        )
     return calls
 
 
 def _call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[Any, ...]) -> Call:
-    weights = output[-1]
-    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    mask = bound.get("attention_mask", bound.get("mask"))
-    batch, _, length, _ = weights.shape
-    causal = 0 if getattr(module, "is_causal", False) and mask is None else None
-    visible = AttentionMask.from_tensor(mask, causal).visible(length, length, weights.device)
+    weights = weights_in(output, module)
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    given = {**bound.arguments, **kwargs}
+    batch, _, length, keys = weights.shape
+    mask = given.get("attention_mask", given.get("mask"))
+    # Under eager no mask means that everybody sees everything, whatever a module says of itself.
+    visible = AttentionMask.from_tensor(mask).visible(length, keys, weights.device)
     if visible is None:
-        visible = weights.new_ones((), dtype=torch.bool)
-    visible = visible.expand(batch, 1, length, length)[:, 0]  # (B, L, L)
+        visible = weights.new_ones((), dtype=torch.bool).view(1, 1, 1, 1)
+    visible = visible.any(1).expand(batch, length, keys)  # (B, L, L): where some head may look
     rows = visible.diagonal(dim1=-2, dim2=-1)  # a token may look at itself, padding may not be looked at
-    position_bias = output[1] if len(output) == 3 else None
-    return Call(args, kwargs, bound["hidden_states"], weights, rows, visible & rows.unsqueeze(-1), position_bias)
+    hidden_states = args[0] if args else given["hidden_states"]
+    return Call(
+        args, kwargs, hidden_states, weights, rows, visible & rows.unsqueeze(-1), _position_bias(given, output)
+    )
+
+
+def _position_bias(given: dict[str, Any], output: tuple[Any, ...]) -> torch.Tensor | None:
+    """What a layer was given to add to its logits; T5's first layer makes it, and hands it on between output and weights."""
+    return output[1] if len(output) == 3 else given.get("position_bias")
+
+
+def weights_in(output: Any, module: nn.Module) -> torch.Tensor:
+    """The attention weights (B, H, L, L) among what a layer's forward returned.
+
+    Raises:
+        UnsupportedModelError: where there are none.
+    """
+    last = output[-1] if isinstance(output, tuple) and len(output) > 1 else None
+    if not isinstance(last, torch.Tensor) or last.dim() != 4:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not return its attention weights, so that there is nothing to learn from. Leave "
+            f"these layers stock (layers=…), or train the patched model without a transfer."
+        )
+    return last
 
 
 def synthesized_weights(layer: SynthesizerMixin, call: Call) -> torch.Tensor:
@@ -164,10 +216,12 @@ def synthesized_weights(layer: SynthesizerMixin, call: Call) -> torch.Tensor:
     device = next(layer.parameters()).device
 
     def move(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(move(item) for item in value)
         return value.to(device) if isinstance(value, torch.Tensor) else value
 
     args = tuple(move(value) for value in call.args)
-    return layer(*args, **{name: move(value) for name, value in call.kwargs.items()})[-1]
+    return weights_in(layer(*args, **{name: move(value) for name, value in call.kwargs.items()}), layer)
 
 
 def on_device(batch: Batch, model: PreTrainedModel) -> Batch:

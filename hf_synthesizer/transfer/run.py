@@ -21,14 +21,13 @@ from ..errors import InvalidConfigError
 from .closed_forms import require_closed_form, write_closed_forms
 from .distill import (
     answer_loss,
-    divergence,
     fresh_parameters,
     old_parameters,
     output_losses,
     weight_losses,
 )
-from .first_order import dense_of
-from .observe import Batch, LayerPair, observe_calls, observing, pair_layers, synthesized_weights
+from .first_order import compares_plainly, dense_of
+from .observe import Batch, LayerPair, observing, pair_layers
 from .report import LayerTransfer, TransferReport
 from .resume import EndlessBatches, TransferCheckpoint
 
@@ -120,7 +119,7 @@ def transfer_attention(
         progress and logging.is_progress_bar_enabled(),
         answers=third > 0 and distill,
     )
-    near = [pair for pair in pairs if method == "auto" and dense_of(pair.student)]
+    near = [pair for pair in pairs if method == "auto" and dense_of(pair.student) and compares_plainly(pair.teacher)]
     rates = [
         (fresh_parameters(pair for pair in pairs if pair not in near), learning_rate),
         (fresh_parameters(near), NEAR * learning_rate),
@@ -288,10 +287,8 @@ class _Transfer:
                 [*(pair.label for pair in self.pairs), HIDDEN, *([ANSWERS] if self.answers else [])], 0.0
             )
             for batch in self.judged_on:
-                calls = observe_calls(self.teacher, self.pairs, batch)
-                for pair in self.pairs:
-                    call = calls.pop(pair.label)
-                    sums[pair.label] += divergence(call, synthesized_weights(pair.student, call)).item()
+                for pair, loss in weight_losses(self.teacher, self.pairs, batch):
+                    sums[pair.label] += loss.item()
                 sums[HIDDEN] += torch.stack(output_losses(self.model, self.teacher, batch)).mean().item()
                 if self.answers:
                     sums[ANSWERS] += answer_loss(self.model, self.teacher, batch).item()

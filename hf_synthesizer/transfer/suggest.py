@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,9 +17,12 @@ from ..errors import AlreadyPatchedError, InvalidConfigError
 from ..faces.mixin import SynthesizerMixin
 from ..patching.slots import find_slots
 from ..patching.swap import patch_model
-from .distill import relative_error, stacks_of
+from .distill import relative_error, states_of
 from .observe import Batch, LayerPair, observing, on_device, pair_layers
 from .run import transfer_attention
+
+LastStates = tuple[torch.Tensor, torch.Tensor | None]
+"""The last hidden states of a stack, and which of their places are tokens."""
 
 
 class Suggestion(dict[int | str, str | SynthesizerConfig]):
@@ -125,17 +128,16 @@ def _layers_in(budget: float | int, layers: int) -> int:
 
 
 def _cost_of(
-    probe: nn.Module, chosen: list[LayerPair], measured: list[Batch], wanted: list[dict[str, torch.Tensor]]
+    probe: nn.Module, chosen: list[LayerPair], measured: list[Batch], wanted: list[list[LastStates]]
 ) -> float:
     stock = {pair.name: probe.get_submodule(pair.name) for pair in chosen}
     for pair in chosen:
         probe.set_submodule(pair.name, pair.student)
     try:
         errors = [
-            relative_error(_last_states(probe, batch)[name], states, keep)  # type: ignore[arg-type]
-            for batch, target in zip(measured, wanted, strict=True)
-            for name, keep in stacks_of(batch)
-            if (states := target.get(name)) is not None
+            relative_error(states, target, keep)
+            for batch, targets in zip(measured, wanted, strict=True)
+            for (states, keep), (target, _) in zip(_last_states(probe, batch), targets, strict=True)
         ]
         return float(torch.stack(errors).mean())
     finally:
@@ -143,6 +145,6 @@ def _cost_of(
             probe.set_submodule(name, module)
 
 
-def _last_states(model: PreTrainedModel, batch: Batch) -> dict[str, torch.Tensor]:
-    output = model(**on_device(batch, model), output_hidden_states=True)
-    return {name: output[name][-1] for name, _ in stacks_of(batch) if output.get(name)}
+def _last_states(model: nn.Module, batch: Batch) -> list[LastStates]:
+    output = model(**on_device(batch, cast(PreTrainedModel, model)), output_hidden_states=True)
+    return [(states[-1], keep) for states, keep in states_of(output, batch)]

@@ -138,6 +138,15 @@ def batch(head: str, length: int = 8, padding: str = "right") -> dict[str, torch
     return inputs
 
 
+def read_by_encoder(head: str, rows: int, length: int) -> dict[str, torch.Tensor]:
+    """What the encoder of the named class reads; nothing where there is none."""
+    if head.startswith("Whisper"):
+        return {"input_features": torch.randn(rows, 4, 16)}
+    if head.startswith(("T5", "Bart")):
+        return {"input_ids": torch.randint(2, 64, (rows, length))}
+    return {}
+
+
 def mask(rows: int, length: int, padding: str) -> torch.Tensor:
     """Row r has r tokens of padding (or as many as leave one token), on the named side; or none at all ("none")."""
     keep = torch.ones(rows, length, dtype=torch.long)

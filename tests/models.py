@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import BertConfig, PreTrainedModel, T5Config
 from transformers.models.bert import modeling_bert
@@ -12,6 +15,7 @@ from transformers.models.t5 import modeling_t5
 
 from hf_synthesizer import list_variants
 from hf_synthesizer.synthesizers.registry import get_variant
+from tests.faces import FACES, FEW
 
 MIXTURES = (
     "random+dot_product",
@@ -54,6 +58,13 @@ T5_HEADS = (
 HEADS = (*BERT_HEADS, *T5_HEADS)
 
 
+def matrix(*heads: str, faces: Iterable[str] = FACES) -> pytest.MarkDecorator:
+    """Every variant on these models of BERT and T5, and a few variants on one model of each other face."""
+    cases = [(variant, head) for variant in VARIANTS for head in heads]
+    cases += [(variant, head) for variant in FEW for head in faces]
+    return pytest.mark.parametrize(("variant", "head"), cases)
+
+
 def bert_config(**changes: Any) -> BertConfig:
     settings: dict[str, Any] = dict(
         vocab_size=64,
@@ -85,7 +96,10 @@ def t5_config(**changes: Any) -> T5Config:
 
 def build(head: str, **changes: Any) -> PreTrainedModel:
     """A tiny model of the named class, in eval mode, whose biases are not zero."""
-    if head.startswith("Bert"):
+    if head in FACES:
+        config = getattr(transformers, FACES[head].config)(**{**FACES[head].settings, **changes})
+        model = getattr(transformers, head)(config)
+    elif head.startswith("Bert"):
         decoder = {"is_decoder": True} if head == "BertLMHeadModel" else {}
         model = getattr(modeling_bert, head)(bert_config(**{**decoder, **changes}))
     else:
@@ -103,16 +117,34 @@ def decoder(family: str) -> PreTrainedModel:
 
 
 def batch(head: str, length: int = 8, padding: str = "right") -> dict[str, torch.Tensor]:
-    """Inputs that the named class takes, ragged, and with decoder inputs where it has a decoder."""
+    """Inputs that the named class takes, ragged where it takes tokens, and with decoder inputs where it has a decoder."""
     rows = 3
+    takes = FACES[head].takes if head in FACES else "text"
+    if takes == "images":
+        return {"pixel_values": torch.randn(rows, 1, 2, 2 * length - 2)}
+    if takes == "sound":
+        frames = mask(rows, length, padding)
+        return {"input_values": torch.randn(rows, 4 * length), "attention_mask": frames.repeat_interleave(4, dim=1)}
+    if takes == "features to text":
+        target = torch.randint(2, 64, (rows, length - 2))
+        return {"input_features": torch.randn(rows, 4, 2 * length), "decoder_input_ids": target}
     inputs = {"input_ids": torch.randint(2, 64, (rows, length)), "attention_mask": mask(rows, length, padding)}
     if head == "BertForMultipleChoice":
         inputs = {name: tensor.unsqueeze(0) for name, tensor in inputs.items()}
     if head == "T5ForSequenceClassification":
         inputs["input_ids"][:, -1] = 1  # its head reads the end-of-sequence token
-    if head in ("T5Model", "T5ForConditionalGeneration"):
+    if head in ("T5Model", "T5ForConditionalGeneration") or takes == "text to text":
         inputs["decoder_input_ids"] = torch.randint(2, 64, (rows, length - 2))
     return inputs
+
+
+def read_by_encoder(head: str, rows: int, length: int) -> dict[str, torch.Tensor]:
+    """What the encoder of the named class reads; nothing where there is none."""
+    if head.startswith("Whisper"):
+        return {"input_features": torch.randn(rows, 4, 16)}
+    if head.startswith(("T5", "Bart")):
+        return {"input_ids": torch.randint(2, 64, (rows, length))}
+    return {}
 
 
 def mask(rows: int, length: int, padding: str) -> torch.Tensor:

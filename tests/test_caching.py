@@ -11,15 +11,15 @@ from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 
 from hf_synthesizer import SequenceTooLongError, UnsupportedModelError, patch_model
 from hf_synthesizer.faces.caching import extend
-from tests.models import bert_config, build, decoder, mask
-from tests.test_decoding import FAMILIES, generate, patched
+from tests.models import bert_config, build, mask
+from tests.test_decoding import HEADS, generate, patched
 from tests.test_laws import randomize_synthesizers
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_request_that_is_too_long_for_a_static_cache_leaves_the_next_one_alone(variant: str, family: str) -> None:
+@pytest.mark.parametrize("head", HEADS)
+def test_a_request_that_is_too_long_for_a_static_cache_leaves_the_next_one_alone(variant: str, head: str) -> None:
     """Transformers keeps the capacity of the longest request; what counts are the tokens."""
-    model = patch_model(decoder(family), variant, max_length=14)
+    model = patch_model(build(head), variant, max_length=14)
     randomize_synthesizers(model)
     ids, keep = torch.randint(2, 64, (3, 5)), mask(3, 5, "left")
     expected = [generate(model, ids, do_sample=False, use_cache=False, attention_mask=m) for m in (None, keep)]
@@ -34,7 +34,7 @@ def test_a_request_that_is_too_long_for_a_static_cache_leaves_the_next_one_alone
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_static_cache_with_more_room_than_the_longest_sequence(variant: str, backend: str, length: int) -> None:
-    model = patch_model(decoder("bert"), variant, max_length=10)
+    model = patch_model(build("BertLMHeadModel"), variant, max_length=10)
     randomize_synthesizers(model)
     model.set_attn_implementation(backend)
     ids = torch.randint(2, 64, (2, 10))
@@ -51,7 +51,7 @@ def test_a_static_cache_with_more_room_than_the_longest_sequence(variant: str, b
 
 
 def test_a_t5_hybrid_shares_its_position_bias_in_a_long_static_cache() -> None:
-    model, ids = patch_model(decoder("t5"), {"decoder.0": "random"}, max_length=10), torch.randint(2, 64, (2, 5))
+    model, ids = patch_model(build("T5ForConditionalGeneration"), {"decoder.0": "random"}, max_length=10), torch.randint(2, 64, (2, 5))
     expected = generate(model, ids, do_sample=False, use_cache=False)
     cache = EncoderDecoderCache(*(StaticCache(config=model.config, max_cache_len=n) for n in (30, 5)))
     assert torch.equal(generate(model, ids, do_sample=False, past_key_values=cache), expected)
@@ -59,7 +59,7 @@ def test_a_t5_hybrid_shares_its_position_bias_in_a_long_static_cache() -> None:
 
 def test_left_padding_takes_no_positions() -> None:
     """A row of 10 tokens behind 3 pads has 13 slots, and the positions 0 to 9."""
-    model = patch_model(decoder("bert"), "random", max_length=10)
+    model = patch_model(build("BertLMHeadModel"), "random", max_length=10)
     ids = torch.randint(2, 64, (1, 13))
     keep = torch.ones(1, 13, dtype=torch.long)
     keep[:, :3] = 0
@@ -96,7 +96,7 @@ def test_a_compiled_step_checks_the_length_when_it_runs() -> None:
 
 def test_prefill_in_chunks(variant: str) -> None:
     """Transformers then lays the static cache out for stock keys, before the first token."""
-    model, ids = patched("bert", variant), torch.randint(2, 64, (2, 9))
+    model, ids = patched("BertLMHeadModel", variant), torch.randint(2, 64, (2, 9))
     uncached = generate(model, ids, do_sample=False, use_cache=False)
     settings = {"do_sample": False, "cache_implementation": "static", "prefill_chunk_size": 4}
     if max(layer.synthesizer.key_width for layer in model.modules() if hasattr(layer, "synthesizer")) > 8:
@@ -107,22 +107,22 @@ def test_prefill_in_chunks(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["random", "random+salience", "dense+dot_product"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_static_cache_that_was_laid_out_early(variant: str, family: str) -> None:
-    model, ids = patched(family, variant), torch.randint(2, 64, (2, 5))
-    width = 8 if family == "bert" else 6
+@pytest.mark.parametrize("head", HEADS)
+def test_a_static_cache_that_was_laid_out_early(variant: str, head: str) -> None:
+    model, ids = patched(head, variant), torch.randint(2, 64, (2, 5))
+    width = 8 if head == HEADS[0] else 6
     cache = StaticCache(config=model.config, max_cache_len=20)
     cache.early_initialization(2, 3, width, torch.float32, torch.device("cpu"))
-    if family == "t5":
+    if head == HEADS[1]:
         cache = EncoderDecoderCache(cache, StaticCache(config=model.config, max_cache_len=5))
     made = generate(model, ids, do_sample=False, past_key_values=cache)
     assert torch.equal(made, generate(model, ids, do_sample=False, use_cache=False))
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_continuous_batching_is_refused(family: str, backend: str) -> None:
-    model = patched(family, "random")
+@pytest.mark.parametrize("head", HEADS)
+def test_continuous_batching_is_refused(head: str, backend: str) -> None:
+    model = patched(head, "random")
     model.set_attn_implementation(backend)
     with pytest.raises(UnsupportedModelError, match="continuous batching.*Call model.generate"):
         model.generate_batch([[3, 4, 5], [6, 7, 8, 9]], max_new_tokens=3)
@@ -179,7 +179,7 @@ class Unknown(CacheLayerMixin):
     ids=["unknown", "unknown to come", "tuple"],
 )
 def test_a_cache_of_an_unknown_kind_is_refused(cache) -> None:
-    layer = patched("bert", "random").bert.encoder.layer[0].attention.self
+    layer = patched("BertLMHeadModel", "random").bert.encoder.layer[0].attention.self
     with pytest.raises(UnsupportedModelError, match="know the caches of Transformers that keep tokens in their order"):
         layer(torch.randn(1, 2, 24), past_key_values=cache)
 
@@ -214,7 +214,7 @@ def test_a_cache_that_drops_what_lies_behind_a_window(variant: str, window: int 
 
 
 def test_a_layer_that_counts_its_cache_refuses_one_that_drops_tokens() -> None:
-    layer = patched("bert", "random").bert.encoder.layer[0].attention.self
+    layer = patched("BertLMHeadModel", "random").bert.encoder.layer[0].attention.self
     cache = Cache(layers=[DynamicSlidingWindowLayer(4)])
     layer(torch.randn(1, 3, 24), past_key_values=cache)
     layer(torch.randn(1, 1, 24), past_key_values=cache)

@@ -8,10 +8,17 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import DynamicLayer, QuantizedLayer
 
 from hf_synthesizer import SequenceTooLongError, patch_model
-from tests.models import CHOOSING, VARIANTS, build, decoder, mask
+from hf_synthesizer.faces.guest import GuestFace
+from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.faces.wiring import head_dim
+from tests.faces import FACES, GENERATING
+from tests.models import CHOOSING, build, first_output, mask, matrix, read_by_encoder
 from tests.test_laws import randomize_synthesizers
 
-FAMILIES = ("bert", "t5")
+HEADS = ("BertLMHeadModel", "T5ForConditionalGeneration")
+CACHING = (*GENERATING, "Qwen2VLTextModel")
+PADDED = tuple(head for head in GENERATING if FACES[head].takes == "text")
+"""Those for which padding on the left changes nothing."""
 STRATEGIES = {
     "greedy": {"do_sample": False},
     "beam": {"do_sample": False, "num_beams": 3},
@@ -19,8 +26,8 @@ STRATEGIES = {
 }
 
 
-def patched(family: str, variant: str):
-    model = patch_model(decoder(family), variant)
+def patched(head: str, variant: str):
+    model = patch_model(build(head), variant)
     randomize_synthesizers(model)
     return model
 
@@ -30,10 +37,15 @@ def generate(model, ids: torch.Tensor, **settings) -> torch.Tensor:
     return model.generate(ids, max_new_tokens=8, min_new_tokens=8, pad_token_id=0, **settings)
 
 
+def what_is_read(head: str, rows: int, length: int) -> torch.Tensor:
+    """What generation starts from: the tokens so far, or what the encoder reads."""
+    return next(iter(read_by_encoder(head, rows, length).values()), torch.randint(2, 64, (rows, length)))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_cached_equals_uncached(variant: str, family: str, strategy: str) -> None:
-    model, ids = patched(family, variant), torch.randint(2, 64, (2, 5))
+@matrix(*HEADS, faces=GENERATING)
+def test_cached_equals_uncached(variant: str, head: str, strategy: str) -> None:
+    model, ids = patched(head, variant), what_is_read(head, 2, 5)
     settings = STRATEGIES[strategy]
     uncached = generate(model, ids, use_cache=False, **settings)
     assert torch.equal(generate(model, ids, **settings), uncached)
@@ -41,28 +53,27 @@ def test_cached_equals_uncached(variant: str, family: str, strategy: str) -> Non
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_each_step_equal_those_of_the_whole_sequence(variant: str, family: str, backend: str) -> None:
-    model = decoder(family)
+@matrix(*HEADS, faces=CACHING)
+def test_logits_of_each_step_equal_those_of_the_whole_sequence(variant: str, head: str, backend: str) -> None:
+    model = patched(head, variant)
     model.set_attn_implementation(backend)
-    randomize_synthesizers(patch_model(model, variant))
-    ids = torch.randint(2, 64, (2, 9))
-    encoder = {} if family == "bert" else {"input_ids": torch.randint(2, 64, (2, 5))}
-    name = "input_ids" if family == "bert" else "decoder_input_ids"
+    ids, encoder = torch.randint(2, 64, (2, 9)), read_by_encoder(head, 2, 5)
+    name = "decoder_input_ids" if encoder else "input_ids"
     with torch.no_grad():
-        whole = model(**encoder, **{name: ids}, use_cache=False).logits
+        whole = first_output(model(**encoder, **{name: ids}, use_cache=False))
         cache = None
         for chunk in (ids[:, :4], ids[:, 4:5], ids[:, 5:8], ids[:, 8:]):
             out = model(**encoder, **{name: chunk}, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             length = cache.get_seq_length()
-            torch.testing.assert_close(out.logits, whole[:, length - chunk.shape[1] : length], rtol=1e-4, atol=1e-4)
+            expected = whole[:, length - chunk.shape[1] : length]
+            torch.testing.assert_close(first_output(out), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_left_padded_batches_equal_one_by_one(variant: str, family: str, use_cache: bool) -> None:
-    model, ids, keep = patched(family, variant), torch.randint(2, 64, (3, 6)), mask(3, 6, "left")
+@matrix(*HEADS, faces=PADDED)
+def test_left_padded_batches_equal_one_by_one(variant: str, head: str, use_cache: bool) -> None:
+    model, ids, keep = patched(head, variant), torch.randint(2, 64, (3, 6)), mask(3, 6, "left")
     together = generate(model, ids, attention_mask=keep, do_sample=False, use_cache=use_cache)
     for row in range(3):
         alone = generate(model, ids[row : row + 1, row:], do_sample=False, use_cache=use_cache)
@@ -70,36 +81,33 @@ def test_left_padded_batches_equal_one_by_one(variant: str, family: str, use_cac
 
 
 @pytest.mark.parametrize("variant", ["random", "dense", "factorized_dense+salience"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_left_padded_batches_in_a_static_cache(variant: str, family: str) -> None:
-    model, ids, keep = patched(family, variant), torch.randint(2, 64, (3, 6)), mask(3, 6, "left")
+@pytest.mark.parametrize("head", [*HEADS, *PADDED])
+def test_left_padded_batches_in_a_static_cache(variant: str, head: str) -> None:
+    model, ids, keep = patched(head, variant), torch.randint(2, 64, (3, 6)), mask(3, 6, "left")
     settings = {"attention_mask": keep, "do_sample": False}
     static = generate(model, ids, cache_implementation="static", **settings)
     assert torch.equal(static, generate(model, ids, use_cache=False, **settings))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_synthesized_layer_caches_values_only(variant: str, family: str) -> None:
-    model = patched(family, variant)
-    width = max(1, model.base_model.get_submodule(attention_name(family)).synthesizer.key_width)
+@matrix(*HEADS, faces=CACHING)
+def test_a_synthesized_layer_caches_values_only(variant: str, head: str) -> None:
+    model, ids, encoder = patched(head, variant), torch.randint(2, 64, (2, 5)), read_by_encoder(head, 2, 5)
+    layer = [module for module in model.modules() if isinstance(module, SynthesizerMixin)][-1]
+    groups = getattr(layer, "num_key_value_groups", 1)  # heads that share values keep their key-side states side by side
+    width = max(1, layer.synthesizer.key_width * groups)
     with torch.no_grad():
-        ids = torch.randint(2, 64, (2, 5))
-        out = model(input_ids=ids, use_cache=True, **({} if family == "bert" else {"decoder_input_ids": ids}))
-    cache = out.past_key_values
+        cache = model(**encoder, **{"decoder_input_ids" if encoder else "input_ids": ids}, use_cache=True).past_key_values
     cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    assert all(layer.keys.shape[-1] == width and layer.values.shape[-2] == 5 for layer in cache.layers)
+    if isinstance(layer, GuestFace):  # which keeps what the stock forward keeps, and its own beside
+        width = head_dim(layer) + layer.synthesizer.key_width * groups
+    assert all(kept.keys.shape[-1] == width and kept.values.shape[-2] == 5 for kept in cache.layers)
     assert cache.get_seq_length() == 5
-    if "dot_product" not in variant and variant not in CHOOSING:
-        assert width == 1
-
-
-def attention_name(family: str) -> str:
-    return "encoder.layer.0.attention.self" if family == "bert" else "decoder.block.0.layer.0.SelfAttention"
+    if "dot_product" not in variant and variant not in CHOOSING and not isinstance(layer, GuestFace):
+        assert width == (groups if "salience" in variant else 1)
 
 
 def test_a_hybrid_mixes_stock_and_synthesized_caches() -> None:
-    model = patch_model(decoder("bert"), {0: "random"})
+    model = patch_model(build("BertLMHeadModel"), {0: "random"})
     ids = torch.randint(2, 64, (2, 5))
     assert torch.equal(generate(model, ids, do_sample=False), generate(model, ids, do_sample=False, use_cache=False))
     cache = model(input_ids=ids, use_cache=True).past_key_values
@@ -119,7 +127,7 @@ def test_a_decoder_with_cross_attention(variant: str) -> None:
 
 
 def test_user_made_caches() -> None:
-    model, ids = patched("bert", "random"), torch.randint(2, 64, (2, 5))
+    model, ids = patched("BertLMHeadModel", "random"), torch.randint(2, 64, (2, 5))
     expected = generate(model, ids, do_sample=False, use_cache=False)
     for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=20)):
         assert torch.equal(generate(model, ids, do_sample=False, past_key_values=cache), expected)
@@ -145,7 +153,7 @@ class FourBits(QuantizedLayer):
 
 @pytest.mark.parametrize("variant", ["random", "random+salience", "dense", "random+dot_product"])
 def test_a_quantized_cache(variant: str) -> None:
-    model, ids = patched("bert", variant), torch.randint(2, 64, (3, 5))
+    model, ids = patched("BertLMHeadModel", variant), torch.randint(2, 64, (3, 5))
     with torch.no_grad():
         expected = model(input_ids=ids).logits[:, -1]
         cache = Cache(layers=[FourBits() for _ in range(2)])
@@ -157,14 +165,14 @@ def test_a_quantized_cache(variant: str) -> None:
 
 
 def test_generation_beyond_the_longest_sequence_says_so() -> None:
-    model = patch_model(decoder("t5"), "random", max_length=10)
+    model = patch_model(build("T5ForConditionalGeneration"), "random", max_length=10)
     with pytest.raises(SequenceTooLongError, match="N = max_length = 10"):
         model.generate(torch.randint(2, 64, (1, 5)), max_new_tokens=12, min_new_tokens=12)
 
 
 def test_a_right_padded_training_batch_keeps_slot_positions() -> None:
     """position_ids that repeat on the padding must not move the tokens."""
-    model = patched("bert", "random")
+    model = patched("BertLMHeadModel", "random")
     ids, keep = torch.randint(2, 64, (3, 6)), mask(3, 6, "right")
     position_ids = (keep.cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad():

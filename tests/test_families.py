@@ -6,15 +6,21 @@ import inspect
 
 import pytest
 import torch
+import transformers
 from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_synthesizer import SynthesizerBertSelfAttention, SynthesizerT5Attention, patch_model
 from hf_synthesizer.checkpoints.guard import Guard
-from tests.models import CHOOSING, VARIANTS, batch, bert_config, build, first_output, t5_config
+from tests.faces import FACES, OF_TEXT
+from tests.models import CHOOSING, VARIANTS, batch, bert_config, build, first_output, matrix, t5_config
 from tests.test_laws import randomize_synthesizers
 
 HEADS = ("BertForSequenceClassification", "T5ForConditionalGeneration")
+WITH_SDPA = tuple(head for head in FACES if not head.startswith("MPNet"))
+CHECKPOINTING = tuple(head for head in FACES if getattr(transformers, head).supports_gradient_checkpointing)
+ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+"""What configs call the share of weights that are dropped."""
 
 
 def patched(head: str, variant: str, **changes):
@@ -46,7 +52,7 @@ def test_drop_in_classes_are_built_like_the_stock_ones() -> None:
     assert [t.shape for t in ours.eval()(hidden_states)] == [t.shape for t in stock.eval()(hidden_states)]
 
 
-@pytest.mark.parametrize("head", HEADS)
+@matrix(*HEADS, faces=WITH_SDPA)
 @pytest.mark.parametrize("padding", ["none", "right", "left", "full"])
 def test_backends_agree(variant: str, head: str, padding: str) -> None:
     model, inputs = patched(head, variant), batch(head, padding=padding)
@@ -56,25 +62,38 @@ def test_backends_agree(variant: str, head: str, padding: str) -> None:
             model.set_attn_implementation(backend)
             outputs.append(first_output(model(**inputs)))
     rows = slice(None, -1) if padding == "full" else slice(None)
-    torch.testing.assert_close(outputs[0][rows], outputs[1][rows], rtol=1e-4, atol=1e-4)
+    outputs = [visible(output, inputs) if head in FACES else output[rows] for output in outputs]
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
     assert all(output.isfinite().all() for output in outputs)
 
 
-@pytest.mark.parametrize("head", HEADS)
+def visible(output: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What stands at tokens that are no padding; of rows that are nothing else, nothing."""
+    keep = inputs.get("attention_mask")
+    if keep is None:
+        return output
+    if output.shape[:2] == keep.shape:
+        return output[keep.bool()]
+    return output[keep.any(-1)]
+
+
+@matrix(*HEADS)
 def test_recorded_attentions_and_hidden_states(variant: str, head: str) -> None:
     model, inputs = patched(head, variant), batch(head)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         out = model(**inputs, output_attentions=True, output_hidden_states=True)
-    prefix = "encoder_" if head.startswith("T5") else ""
+    prefix = "encoder_" if "encoder_attentions" in out else ""
     attentions, hidden_states = out[f"{prefix}attentions"], out[f"{prefix}hidden_states"]
     assert len(attentions) == 2 and len(hidden_states) == 3
     for weights in attentions:
-        assert weights.shape == (3, 3, 8, 8)
-        seen = (weights > 0).any(-1) if variant in CHOOSING else torch.ones(3, 3, 8)  # padding chooses no keys
+        heads = weights.shape[1]
+        assert weights.shape == (3, heads, 8, 8) and heads == getattr(model.config, "num_attention_heads", 3)
+        seen = (weights > 0).any(-1) if variant in CHOOSING else torch.ones(3, heads, 8)  # padding chooses no keys
         assert seen[0].all()
         torch.testing.assert_close(weights.sum(-1), seen.float())
-        assert weights[2, :, :, 6:].max() == 0  # padding
+        if "attention_mask" in inputs:
+            assert weights[2, :, :, 6:].max() == 0  # padding
     if prefix:
         assert len(out.decoder_attentions) == len(out.cross_attentions) == 2
         assert out.decoder_attentions[0].triu(1).max() == 0
@@ -88,14 +107,14 @@ def test_sdpa_records_no_attentions_as_in_stock_models(head: str) -> None:
     assert not build(head)(**inputs, output_attentions=True)[name]
 
 
-@pytest.mark.parametrize("head", HEADS)
+@matrix(*HEADS)
 def test_return_dict_false(variant: str, head: str) -> None:
     model, inputs = patched(head, variant), batch(head)
     with torch.no_grad():
         assert torch.equal(model(**inputs, return_dict=False)[0], first_output(model(**inputs)))
 
 
-@pytest.mark.parametrize("head", HEADS)
+@matrix(*HEADS, faces=OF_TEXT)
 def test_inputs_embeds(variant: str, head: str) -> None:
     model, inputs = patched(head, variant), batch(head)
     with torch.no_grad():
@@ -105,22 +124,23 @@ def test_inputs_embeds(variant: str, head: str) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-@pytest.mark.parametrize("head", HEADS)
+@matrix(*HEADS, faces=CHECKPOINTING)
 def test_gradient_checkpointing(variant: str, head: str, reentrant: bool) -> None:
     model, inputs = patched(head, variant), batch(head)
     model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        elif isinstance(module, T5Attention):
-            module.dropout = 0.0
+        else:
+            vars(module).update({name: 0.0 for name in ("dropout", "attention_dropout") if name in vars(module)})
     grads = []
     for checkpointing in (False, True):
         if checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": reentrant})
-            model.enable_input_require_grads()
+            if "input_ids" in inputs:
+                model.enable_input_require_grads()
         model.zero_grad()
-        settings = {"use_cache": False} if head.startswith("T5") else {}
+        settings = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
         first_output(model(**inputs, **settings)).pow(2).mean().backward()
         grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     assert grads[0].keys() == grads[1].keys()
@@ -130,15 +150,17 @@ def test_gradient_checkpointing(variant: str, head: str, reentrant: bool) -> Non
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("head", HEADS)
+@matrix(*HEADS)
 def test_attention_dropout_acts_in_training_alone(variant: str, head: str, backend: str) -> None:
-    rates = (
-        {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0}
-        if head.startswith("Bert")
-        else {"dropout_rate": 0.5}
-    )
+    rates = {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0}
+    if head in FACES:
+        named = [name for name, value in vars(build(head).config).items() if "drop" in name and isinstance(value, float)]
+        rates = {name: 0.5 if name in ATTENTION_DROPOUTS else 0.0 for name in named}
+    elif head.startswith("T5"):
+        rates = {"dropout_rate": 0.5}
     model, inputs = patched(head, variant, **rates), batch(head)
-    model.set_attn_implementation(backend)
+    if backend == "eager" or head not in FACES or head in WITH_SDPA:
+        model.set_attn_implementation(backend)
     with torch.no_grad():
         assert torch.equal(first_output(model(**inputs)), first_output(model(**inputs)))
         model.train()
@@ -160,20 +182,23 @@ def test_dropout_keeps_the_mean() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("head", HEADS)
+@matrix(*HEADS)
 def test_bfloat16(variant: str, head: str, backend: str) -> None:
-    model, inputs = build(head, **({"initializer_range": 0.1} if head.startswith("Bert") else {})), batch(head)
+    small = {name: 0.1 for name in ("initializer_range", "init_std") if hasattr(build(head).config, name)}
+    model, inputs = build(head, **small), batch(head)
     patch_model(model, variant)
-    model.set_attn_implementation(backend)
+    if backend == "eager" or head not in FACES or head in WITH_SDPA:
+        model.set_attn_implementation(backend)
     with torch.no_grad():
         expected = first_output(model(**inputs))
+        inputs = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
         half = first_output(model.to(torch.bfloat16)(**inputs))
     assert half.dtype == torch.bfloat16
     scale = expected.abs().max().item()
     torch.testing.assert_close(half.float(), expected, rtol=5e-2, atol=5e-2 * scale)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@matrix(*HEADS)
 def test_autocast_trains(variant: str, head: str) -> None:
     model, inputs = patched(head, variant).train(), batch(head)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -187,14 +212,23 @@ def test_autocast_trains(variant: str, head: str) -> None:
 @pytest.mark.parametrize("head", ["BertModel", "T5EncoderModel"])
 @pytest.mark.parametrize("padding", ["none", "right"])
 def test_compiles_as_one_graph(variant: str, head: str, padding: str) -> None:
-    torch._dynamo.reset()
     model, inputs = patched(head, variant), batch(head, padding=padding)
     if padding == "none":
         del inputs["attention_mask"]
+    assert_compiles(model, inputs)
+
+
+@pytest.mark.parametrize("head", FACES)
+def test_each_face_compiles_as_one_graph(head: str) -> None:
+    assert_compiles(patched(head, "random"), batch(head))
+
+
+def assert_compiles(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> None:
+    torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
-        expected = model(**inputs).last_hidden_state
-        torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+        expected = first_output(model(**inputs))
+        torch.testing.assert_close(first_output(compiled(**inputs)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.compiler
@@ -213,8 +247,7 @@ def test_compiles_with_inductor_and_trains(variant: str) -> None:
         torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("head", HEADS)
+@matrix(*HEADS)
 def test_inference_mode_equals_no_grad(variant: str, head: str) -> None:
     model = patched(head, variant)
     for padding in ("none", "right", "left"):

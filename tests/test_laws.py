@@ -7,9 +7,11 @@ import torch
 
 from hf_synthesizer import SynthesizerAttention, SynthesizerConfig, patch_model
 from hf_synthesizer.synthesizers import build_synthesizer
-from tests.models import CHOOSING, MAX_LENGTH, VARIANTS, build, decoder, mask, randomize
+from tests.faces import FACES, GENERATING
+from tests.models import CHOOSING, MAX_LENGTH, VARIANTS, build, mask, matrix, randomize, read_by_encoder
 
 N, HEADS, WIDTH = 12, 3, 12
+ENCODERS = tuple(head for head, sample in FACES.items() if sample.takes == "text" and not sample.generates)
 STATIC = ("random", "fixed_random", "factorized_random")
 
 
@@ -77,13 +79,14 @@ def test_factorized_random_has_at_most_its_rank(rank: int) -> None:
     assert torch.linalg.matrix_rank(logits.detach().double(), rtol=1e-5).max() == rank
 
 
-@pytest.mark.parametrize("head", ["BertModel", "T5EncoderModel"])
+@matrix("BertModel", "T5EncoderModel", faces=ENCODERS)
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_a_padded_token_changes_no_other_position(variant: str, head: str, padding: str) -> None:
     model = patch_model(build(head), variant)
     randomize_synthesizers(model)
     ids, keep = torch.randint(2, 64, (3, 8)), mask(3, 8, padding)
     changed = torch.where(keep.bool(), ids, (ids + 7) % 64)
+    model = model.base_model
     with torch.no_grad():
         before = model(input_ids=ids, attention_mask=keep)[0]
         after = model(input_ids=changed, attention_mask=keep)[0]
@@ -92,22 +95,20 @@ def test_a_padded_token_changes_no_other_position(variant: str, head: str, paddi
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("masked", [True, False], ids=["mask", "no-mask"])
-@pytest.mark.parametrize("family", ["bert", "t5"])
-def test_a_decoder_does_not_see_the_future(variant: str, family: str, masked: bool, backend: str) -> None:
+@matrix("BertLMHeadModel", "T5ForConditionalGeneration", faces=GENERATING)
+def test_a_decoder_does_not_see_the_future(variant: str, head: str, masked: bool, backend: str) -> None:
     """∂y_t/∂x_{>t} = 0, also where Transformers passes no mask and leaves causality to the module."""
-    model = decoder(family)
+    model = build(head)
     model.set_attn_implementation(backend)
     randomize_synthesizers(patch_model(model, variant))
     length, t = 7, 3
     embeds = torch.randn(2, length, 24, requires_grad=True)
     keep = mask(2, length, "right") if masked else None
-    if family == "bert":
-        logits = model(inputs_embeds=embeds, attention_mask=keep, use_cache=False).logits
+    if model.config.is_encoder_decoder:
+        read = read_by_encoder(head, 2, 5)
+        logits = model(**read, decoder_inputs_embeds=embeds, decoder_attention_mask=keep, use_cache=False).logits
     else:
-        ids = torch.randint(2, 64, (2, 5))
-        logits = model(
-            input_ids=ids, decoder_inputs_embeds=embeds, decoder_attention_mask=keep, use_cache=False
-        ).logits
+        logits = model(inputs_embeds=embeds, attention_mask=keep, use_cache=False).logits
     logits[:, t].pow(2).sum().backward()
     assert embeds.grad[:, t + 1 :].abs().max() == 0
     assert embeds.grad[:, : t + 1].abs().min() > 0

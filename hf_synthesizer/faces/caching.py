@@ -190,7 +190,8 @@ def _room(cache: Any, layer_idx: int) -> Any:
         made = layers[layer_idx] if layer_idx < len(layers) else None
         kind = type(made) if made is not None else cache.layer_class_to_replicate
         # A model's own kinds of layers may keep something else than tokens.
-        if kind is not None and issubclass(kind, (DynamicLayer, StaticLayer)) and kind.__module__ == Cache.__module__:
+        known = kind is not None and issubclass(kind, (DynamicLayer, StaticLayer))
+        if known and (kind.__module__ == Cache.__module__ or issubclass(kind, QuantizedLayer)):
             return made
     found = type(cache).__name__ if made is None else f"{type(cache).__name__} of {type(made).__name__}"
     raise UnsupportedModelError(

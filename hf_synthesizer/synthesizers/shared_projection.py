@@ -42,7 +42,7 @@ class SharedProjectionSynthesizer(Synthesizer):
         return self.head_dim
 
     def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
-        """Start as the mean of the two projections.
+        """Start as the mean of the two projections. A bias that one of them does without (Whisper's keys) is 0.
 
         Raises:
             UnsupportedModelError: for quantized ones, which have none.
@@ -53,10 +53,11 @@ class SharedProjectionSynthesizer(Synthesizer):
                 f"quantized, and cannot be averaged. Patch the model before it is quantized, or "
                 f"take a variant that makes no use of them, or dot_product, which keeps them as they are."
             )
-        self.projection, self.scaling = copy.deepcopy(query), scaling
+        given = [dict(projection.named_parameters()) for projection in (query, key)]
+        self.projection, self.scaling = copy.deepcopy(query if len(given[0]) >= len(given[1]) else key), scaling
         with torch.no_grad():
-            for shared, other in zip(self.projection.parameters(), key.parameters(), strict=True):
-                shared.add_(other).div_(2)
+            for name, shared in self.projection.named_parameters():
+                shared.copy_(sum(parameters[name] for parameters in given if name in parameters)).div_(2)
 
     def set_causal(self, causal: bool) -> None:
         super().set_causal(causal)

@@ -38,9 +38,11 @@ class SynthesizerModelMixin:
             super()._init_weights(module)  # type: ignore[misc]
 
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model.
+        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model. It leaves
+        # modules of custom code alone once their parameters are there, and with them the buffers that no checkpoint holds
+        # and that a model fills in (Falcon H1). Ours is not custom code in that sense.
         if not isinstance(module, Guard):
-            super()._initialize_weights(module, *args, **kwargs)  # type: ignore[misc]
+            super()._initialize_weights(module)  # type: ignore[misc]
         elif getattr(module.weight, "_is_hf_initialized", False):
             names = (name for name, guard in self.named_modules() if guard is module)  # type: ignore[attr-defined]
             module.require(repr(next(names).rpartition(".")[0]))

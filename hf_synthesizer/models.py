@@ -139,12 +139,16 @@ def _stock_attention(name: str) -> type[nn.Module]:
     """The inverse of `name_of_attention`."""
     if name in _OUTSIDE:
         return _OUTSIDE[name]
+    broken = []
     for prefix in _prefixes(name):
         modeling = _modeling(prefix)
+        if isinstance(modeling, ImportError):
+            broken.append(f"{prefix}'s could not be imported: {modeling}")
+            continue
         found = getattr(modeling, name, None) or getattr(modeling, name.removeprefix(prefix), None)
         if isinstance(found, type):
             return found
-    raise LookupError(f"no modeling file of transformers defines {name!r}")
+    raise LookupError("; ".join([f"no modeling file of transformers defines {name!r}", *broken]))
 
 
 def _in_transformers(name: str) -> Any:
@@ -168,12 +172,13 @@ def _model_types() -> dict[str, str]:
     return {re.sub("Config$", "", config): model_type for model_type, config in CONFIG_MAPPING_NAMES.items()}
 
 
-def _modeling(prefix: str) -> ModuleType | None:
+def _modeling(prefix: str) -> ModuleType | ImportError:
+    """The modeling file of a model, or why there is none: one that is broken must not be in the way of the others."""
     folder = model_type_to_module_name(_model_types()[prefix])
     try:
         return importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    except ImportError:
-        return None
+    except ImportError as error:
+        return error
 
 
 def _kept(stock: type, make: Any) -> Any:

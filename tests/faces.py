@@ -151,7 +151,9 @@ FACES: dict[str, Sample] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 0]},
         },
     ),
-    "StableLmForCausalLM": Sample("StableLmFace", "StableLmConfig", {**GROUPED, "partial_rotary_factor": 0.5}, generates=True),
+    "StableLmForCausalLM": Sample(
+        "StableLmFace", "StableLmConfig", {**GROUPED, "partial_rotary_factor": 0.5}, generates=True
+    ),
     "GPT2LMHeadModel": Sample(
         "Gpt2Face",
         "GPT2Config",

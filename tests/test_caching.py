@@ -51,7 +51,10 @@ def test_a_static_cache_with_more_room_than_the_longest_sequence(variant: str, b
 
 
 def test_a_t5_hybrid_shares_its_position_bias_in_a_long_static_cache() -> None:
-    model, ids = patch_model(build("T5ForConditionalGeneration"), {"decoder.0": "random"}, max_length=10), torch.randint(2, 64, (2, 5))
+    model, ids = (
+        patch_model(build("T5ForConditionalGeneration"), {"decoder.0": "random"}, max_length=10),
+        torch.randint(2, 64, (2, 5)),
+    )
     expected = generate(model, ids, do_sample=False, use_cache=False)
     cache = EncoderDecoderCache(*(StaticCache(config=model.config, max_cache_len=n) for n in (30, 5)))
     assert torch.equal(generate(model, ids, do_sample=False, past_key_values=cache), expected)

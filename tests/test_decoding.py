@@ -93,10 +93,14 @@ def test_left_padded_batches_in_a_static_cache(variant: str, head: str) -> None:
 def test_a_synthesized_layer_caches_values_only(variant: str, head: str) -> None:
     model, ids, encoder = patched(head, variant), torch.randint(2, 64, (2, 5)), read_by_encoder(head, 2, 5)
     layer = [module for module in model.modules() if isinstance(module, SynthesizerMixin)][-1]
-    groups = getattr(layer, "num_key_value_groups", 1)  # heads that share values keep their key-side states side by side
+    groups = getattr(
+        layer, "num_key_value_groups", 1
+    )  # heads that share values keep their key-side states side by side
     width = max(1, layer.synthesizer.key_width * groups)
     with torch.no_grad():
-        cache = model(**encoder, **{"decoder_input_ids" if encoder else "input_ids": ids}, use_cache=True).past_key_values
+        cache = model(
+            **encoder, **{"decoder_input_ids" if encoder else "input_ids": ids}, use_cache=True
+        ).past_key_values
     cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if isinstance(layer, GuestFace):  # which keeps what the stock forward keeps, and its own beside
         width = head_dim(layer) + layer.synthesizer.key_width * groups

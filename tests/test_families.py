@@ -154,7 +154,9 @@ def test_gradient_checkpointing(variant: str, head: str, reentrant: bool) -> Non
 def test_attention_dropout_acts_in_training_alone(variant: str, head: str, backend: str) -> None:
     rates = {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0}
     if head in FACES:
-        named = [name for name, value in vars(build(head).config).items() if "drop" in name and isinstance(value, float)]
+        named = [
+            name for name, value in vars(build(head).config).items() if "drop" in name and isinstance(value, float)
+        ]
         rates = {name: 0.5 if name in ATTENTION_DROPOUTS else 0.0 for name in named}
     elif head.startswith("T5"):
         rates = {"dropout_rate": 0.5}

@@ -188,7 +188,7 @@ def _room(cache: Any, layer_idx: int) -> Any:
     made: Any = None
     if isinstance(cache, Cache) and isinstance(layers, list):
         made = layers[layer_idx] if layer_idx < len(layers) else None
-        kind = type(made) if made is not None else cache.layer_class_to_replicate
+        kind: Any = type(made) if made is not None else cache.layer_class_to_replicate
         # A model's own kinds of layers may keep something else than tokens.
         known = kind is not None and issubclass(kind, (DynamicLayer, StaticLayer))
         if known and (kind.__module__ == Cache.__module__ or issubclass(kind, QuantizedLayer)):

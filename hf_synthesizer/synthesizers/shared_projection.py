@@ -57,7 +57,7 @@ class SharedProjectionSynthesizer(Synthesizer):
         self.projection, self.scaling = copy.deepcopy(query if len(given[0]) >= len(given[1]) else key), scaling
         with torch.no_grad():
             for name, shared in self.projection.named_parameters():
-                there = [parameters[name] for parameters in given if name in parameters]
+                there: list[torch.Tensor] = [parameters[name] for parameters in given if name in parameters]
                 shared.copy_(torch.stack(there).sum(0)).div_(2)
 
     def set_causal(self, causal: bool) -> None:

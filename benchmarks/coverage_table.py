@@ -13,7 +13,7 @@ REASONS = (
     # what an error says, and how the documents call it
     ("through Transformers' attention interface", "attends without Transformers' attention interface"),
     ("passes (s_aux|sinks)= on", "attention sinks (`s_aux`), which a softmax over keys alone does not have"),
-    ("adds logits of its own to its mask", "adds logits of its own to its mask (relative positions by content)"),
+    ("adds logits of its own|makes a bias of its own", "adds logits of its own (relative positions by content)"),
     (
         "more by the name of the attention backend",
         "an indexer chooses keys by their content, under the stock backends alone",

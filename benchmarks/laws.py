@@ -146,24 +146,42 @@ def cached_equals_uncached(subject: Subject) -> str:
 
 
 def gradients_arrive(subject: Subject) -> str:
-    """Each synthesizer learns, and from numbers."""
+    """Each synthesizer learns, and from numbers, if the stock layer does: codes between encoder and decoder stop gradients."""
     for variant in ("random", "dense"):
         with subject.patched(variant) as model, torch.enable_grad():
             _randomize(model)
-            tensors = [tensor for tensor in run(model, subject.inputs) if tensor.requires_grad]
+            _backward(model, subject.inputs)
+            wrong = {
+                name: found for name, module in synthesized(model) if (found := _what_is_wrong(module.synthesizer))
+            }
             model.zero_grad()
-            generator = torch.Generator().manual_seed(0)
-            sum((t.float() * torch.randn(t.shape, generator=generator)).sum() for t in tensors).backward()
-            for name, module in synthesized(model):
-                gradients = [p.grad for p in module.synthesizer.parameters() if p.requires_grad]
-                if any(gradient is None for gradient in gradients):
-                    return f"{variant}: no gradient in {name}"
-                if not all(bool(gradient.isfinite().all()) for gradient in gradients):
-                    return f"{variant}: a gradient in {name} is no number"
-                if not any(bool(gradient.any()) for gradient in gradients):
-                    return f"{variant}: the gradient in {name} is zero"
-            model.zero_grad()
+        if wrong:
+            _backward(subject.model, subject.inputs)
+            learns = {
+                name
+                for name in wrong
+                if any(p.grad is not None for p in subject.model.get_submodule(name).parameters())
+            }
+            subject.model.zero_grad()
+            if learns:
+                return f"{variant}: {wrong[min(learns)]} in {min(learns)}"
     return HOLDS
+
+
+def _backward(model: PreTrainedModel, inputs: Inputs) -> None:
+    model.zero_grad()
+    generator = torch.Generator().manual_seed(0)
+    tensors = [tensor for tensor in run(model, inputs) if tensor.requires_grad]
+    sum((tensor.float() * torch.randn(tensor.shape, generator=generator)).sum() for tensor in tensors).backward()
+
+
+def _what_is_wrong(synthesizer: nn.Module) -> str | None:
+    gradients = [parameter.grad for parameter in synthesizer.parameters() if parameter.requires_grad]
+    if any(gradient is None for gradient in gradients):
+        return "no gradient"
+    if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+        return "a gradient that is no number"
+    return None if any(bool(gradient.any()) for gradient in gradients) else "a gradient of zero"
 
 
 def unpatch_is_exact(subject: Subject) -> str:

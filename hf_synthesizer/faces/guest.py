@@ -211,6 +211,7 @@ class GuestFace(SynthesizerMixin):
         self.require_backend(mask, **arguments)
         self.require_whole(call, query)
         self.require_given(call, mask)
+        self.require_bias_of_positions(call, position_bias)
         call.answered = True
         heads, length = query.shape[1], query.shape[2]
         groups = heads // value.shape[1]
@@ -269,6 +270,15 @@ class GuestFace(SynthesizerMixin):
                 f"{self.stock_class.__name__} adds logits of its own to its mask, which would stay beside synthesized ones. "
                 f"Patch it with dot_product alone or patch other layers (layers=…), or register a face for this class."
             )
+
+    def require_bias_of_positions(self, call: Call, position_bias: torch.Tensor | None) -> None:
+        """Raise `UnsupportedModelError` for a bias that the stock forward made of its tokens, and not of positions as T5 does."""
+        if position_bias is None or "position_bias" in call.given or hasattr(self, "has_relative_attention_bias"):
+            return
+        raise UnsupportedModelError(
+            f"{self.stock_class.__name__} makes a bias of its own, which may come of its tokens and would stay beside synthesized "
+            f"logits. Patch it with dot_product alone or patch other layers (layers=…), or register a face for this class."
+        )
 
     def require_understood(self, call: Call, arguments: dict[str, Any]) -> None:
         """Raise `UnsupportedModelError` for what the stock forward itself tells its attention function, and ours cannot heed:

@@ -152,7 +152,6 @@ def build_from(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Tiny:
 
 
 def on_meta(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> PreTrainedModel:
-    """A model without memory for its weights."""
     with torch.device("meta"):
         return cls(config)
 

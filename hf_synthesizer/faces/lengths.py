@@ -13,8 +13,17 @@ TEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_l
 OF_STACK = {"encoder": "max_source_positions", "decoder": "max_target_positions"}
 EXTRA_TOKENS = 2
 """Beside its patches an image may have a class token and a distillation token."""
-BESIDE_PATCHES = ("num_register_tokens", "num_detection_tokens", "num_queries")
-"""What else is read along with the patches (DINOv2 with registers, YOLOS, EoMT)."""
+BESIDE_PATCHES = (
+    "num_register_tokens",
+    "num_registers",
+    "num_detection_tokens",
+    "num_queries",
+    "num_cls_tokens",
+    "n_cls_tokens",
+)
+"""What else is read along with the patches (DINOv2 with registers, RADIO, YOLOS, EoMT, Pixio)."""
+PACKED = ("pixtral",)
+"""Types that read the patches of all images as one sequence: no config says how long that is."""
 
 
 def longest_sequence(config: PreTrainedConfig, stack: str = "encoder") -> int:
@@ -65,6 +74,8 @@ RELATIVE = {
 
 def _patches(config: PreTrainedConfig) -> int | None:
     """How many patches an image or a video has, and the tokens beside them."""
+    if config.model_type.removeprefix("synthesizer_") in PACKED:
+        return None
     size, patch = _sides(getattr(config, "image_size", None)), _sides(getattr(config, "patch_size", None))
     if size is None or patch is None:
         return None

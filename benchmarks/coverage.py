@@ -76,7 +76,7 @@ QUICK = (
 """A type for each kind of face, a guest, a composite, refusals, and types that have gone wrong in ways of their own."""
 SECONDS = 180
 """The longest time that one type may take."""
-LONGEST = 256
+LONGEST = 1024
 """The `max_length` of a type whose config names none."""
 
 

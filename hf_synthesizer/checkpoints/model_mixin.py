@@ -91,13 +91,14 @@ class SynthesizerModelMixin:
     ) -> None:
         """As Transformers' own; with the shim for `trust_remote_code`, and a card."""
         from .auto import auto_map
-        from .matching import pushing, require_plain_tensors
+        from .matching import pushing, require_own_tensors, require_plain_tensors
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
         state_dict = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
         require_plain_tensors(self, state_dict)  # type: ignore[arg-type]
+        require_own_tensors(self)  # type: ignore[arg-type]
         repo_id = kwargs.get("repo_id", Path(save_directory).name) if kwargs.get("push_to_hub") else None
         with auto_map(self), pushing(self, repo_id) if repo_id else nullcontext():  # type: ignore[arg-type]
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]

@@ -74,8 +74,8 @@ def values_equal_stock(subject: Subject) -> str:
     modules = [subject.model.get_submodule(name) for name in sorted(subject.layers)]
     if any(find_wiring(module) is None for module in modules):
         return "(projections of unknown names)"
-    with eager(subject.model):
-        with queries_of_zero(modules), torch.no_grad():
+    with eager(subject.model), queries_of_zero(modules):  # of the guest too: the projection may make a gate as well
+        with torch.no_grad():
             expected = run(subject.model, subject.inputs)
         with subject.patched("random") as model:
             for _, module in synthesized(model):

@@ -114,6 +114,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "wav2vec2-bert": {"feature_projection_input_dim": 16},
     "xlm": {"emb_dim": 64, "n_layers": 2, "n_heads": 4},
     "xmod": {"default_language": "en_XX"},
+    "yolos": {"image_size": [32, 32], "num_detection_tokens": 4},
     "zaya": {"num_experts_per_tok": 1},
 }
 """Fields of a type's config; under the name of a sub-config, its fields, with a `model_type` where it may be any."""

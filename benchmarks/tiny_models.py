@@ -377,8 +377,8 @@ def _size_of_images(config: PreTrainedConfig) -> tuple[int, int, int]:
 
 
 def run(model: PreTrainedModel, inputs: Inputs, **arguments: Any) -> list[torch.Tensor]:
-    """All tensors of numbers that a model's output holds, its cache and recorded states left out."""
-    torch.manual_seed(0)  # a few models draw masks or noise in their forward pass
+    """What `tensors_of` a model's output finds; a few models draw masks or noise, always the same ones here."""
+    torch.manual_seed(0)
     return tensors_of(model(**inputs, **arguments))
 
 
@@ -386,7 +386,7 @@ SKIPPED = ("loss", "past_key_values", "attentions", "hidden_states", "cross_atte
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
-    """The tensors of numbers in an output, in order."""
+    """The tensors of numbers in an output, in order, its cache and recorded states left out."""
     if isinstance(output, torch.Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, dict):

@@ -22,6 +22,8 @@ REASONS = (
     ("attends more than once", "attends more than once in one forward pass"),
     ("says its size in a way", "projections that are no linear layers"),
     ("no projection of its own", "no projections of its own"),
+    ("Transformers writes", "saved by Transformers with projections joined, which leaves no place for a guard"),
+    ("The cache keeps", "attends to fewer keys than it has hidden states"),
     ("Synthesized layers know the caches", "a cache of the model's own kind"),
     ("none of the classes that Transformers exports", "a model class that Transformers does not export"),
     ("a part of other types", "a part of other types, without a model class that Transformers exports"),

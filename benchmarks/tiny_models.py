@@ -24,14 +24,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_ty
 from hf_synthesizer.models import is_stock_model
 
 ROWS, LENGTH, TARGETS = 2, 10, 7
-"""The size of a batch: its rows, its tokens, and the tokens of a decoder that stands behind an encoder."""
+"""The rows of a batch, its tokens, and the tokens of a decoder behind an encoder."""
 FIRST_WORD, VOCABULARY = 40, 99
 """Tokens below the first word have a meaning of their own (padding, images)."""
 LARGEST = 30_000_000
 """More parameters than that are not tiny, and are not built."""
 
-HIDDEN, HEADS, LAYERS = 64, 4, 2
-SIDE = 32  # of an image
+HIDDEN, HEADS, LAYERS, SIDE = 64, 4, 2, 32
 RULE: tuple[tuple[str, int], ...] = (
     (r"(.*_)?vocab_size(_.*)?|vocabulary_size", VOCABULARY),
     (

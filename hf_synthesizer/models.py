@@ -174,11 +174,16 @@ def _model_types() -> dict[str, str]:
 
 def _modeling(prefix: str) -> ModuleType | ImportError:
     """The modeling file of a model, or why there is none: one that is broken must not be in the way of the others."""
+    model_type = _model_types()[prefix].replace("-", "_")
     folder = model_type_to_module_name(_model_types()[prefix])
-    try:
-        return importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    except ImportError as error:
-        return error
+    broken = ImportError(f"no modeling file in transformers.models.{folder}")
+    # A folder may have a file for each of several models (Data2Vec), or one for a tower (Idefics).
+    for name in (f"modeling_{model_type}", model_type.removeprefix(f"{folder}_"), f"modeling_{folder}"):
+        try:
+            return importlib.import_module(f"transformers.models.{folder}.{name}")
+        except ImportError as error:
+            broken = error
+    return broken
 
 
 def _kept(stock: type, make: Any) -> Any:

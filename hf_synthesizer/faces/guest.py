@@ -118,9 +118,9 @@ class GuestFace(SynthesizerMixin):
         self.wiring = find_wiring(self) or any_wiring(self)
         moved = cast(nn.Module, self._modules[self.guard_name])
         hidden_size = in_features(cast(nn.Module, self._modules[self.wiring.fused or self.wiring.query]))
-        heads, named = query_heads(self), getattr(getattr(self, "config", None), "num_attention_heads", None)
-        if heads == 2 * (named or 0):
-            heads = named  # the projection of queries makes a gate as well (Qwen3-Next)
+        heads, named = query_heads(self), getattr(getattr(self, "config", None), "num_attention_heads", None) or 0
+        if heads == 2 * named:
+            heads = int(named)  # the projection of queries makes a gate as well (Qwen3-Next)
         self.__dict__["_dimensions"] = (hidden_size, heads, max(1, hidden_size // heads))
         kept = [cast(nn.Module, self._modules[name]) for name in self.wiring.replaced]
         lost = sum(parameter.numel() for module in kept for parameter in module.parameters())

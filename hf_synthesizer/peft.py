@@ -60,13 +60,13 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
                 ]
             continue
         guards.append(f"{slot.name}.{layer.guard_name}")
-        targets.append(f"{slot.name}.{layer.wiring.value}")
-        if layer.synthesizer.config.variant == "dot_product":
-            targets += [f"{slot.name}.synthesizer.query", f"{slot.name}.synthesizer.key"]
-        else:
+        targets += [f"{slot.name}.{name}" for name in layer.projections_to_adapt()]
+        if layer.synthesizer.config.variant != "dot_product":
             whole.append(f"{slot.name}.synthesizer")
     name = stock_class(model).__name__
     task = next((task for head, task in _TASKS.items() if name.endswith(head)), None)
+    if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        task = None  # PEFT's classes for the tasks know tokens alone
     settings = {"target_modules": targets, "task_type": task, **lora_kwargs}
     if not isinstance(settings.get("exclude_modules"), str):
         # A target named by its end alone, such as "query", would find them.

@@ -18,6 +18,7 @@ from hf_synthesizer import (
     unfuse,
 )
 from hf_synthesizer.inference.fused import FusedSynthesizer
+from tests.faces import FACES
 from tests.models import batch, build, decoder, first_output, mask
 from tests.test_decoding import generate
 from tests.test_laws import randomize_synthesizers
@@ -46,6 +47,17 @@ def test_a_fused_model_computes_the_same(head: str, variant: str, padding: str, 
         fuse_for_inference(model)
         torch.testing.assert_close(first_output(model(**inputs)), before, rtol=1e-4, atol=1e-4)
         assert list(model.state_dict()) == names
+        assert torch.equal(first_output(unfuse(model)(**inputs)), before)
+
+
+@pytest.mark.parametrize("variant", ["random", "random+salience", "random+dot_product", "factorized_random"])
+@pytest.mark.parametrize("head", FACES)
+def test_a_fused_model_of_each_face_computes_the_same(head: str, variant: str) -> None:
+    model, inputs = fused_model(head, variant), batch(head)
+    with torch.no_grad():
+        before = first_output(model(**inputs))
+        fuse_for_inference(model)
+        torch.testing.assert_close(first_output(model(**inputs)), before, rtol=1e-4, atol=1e-4)
         assert torch.equal(first_output(unfuse(model)(**inputs)), before)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, BertModel
 
-from hf_synthesizer import UnsupportedModelError, patch_model
+from hf_synthesizer import NotPatchedError, UnknownVariantError, UnsupportedModelError, patch_model, unpatch_model
 from tests.models import bert_config, build
 
 
@@ -33,8 +33,8 @@ class OwnClassifier(nn.Module):
 
 
 THINGS: dict[str, tuple[Any, str]] = {
-    "a SentenceTransformer": (
-        lambda: SentenceTransformer(Transformer(), nn.Identity()),
+    "a SentenceTransformer of two models": (
+        lambda: SentenceTransformer(Transformer(), Transformer()),
         r"not on SentenceTransformer\..*patch_model\(model\[0\]\.auto_model, …\).*model\.max_seq_length",
     ),
     "a module of one's own": (OwnClassifier, r"Patch the model in it: patch_model\(model\.backbone, …\)\.$"),
@@ -59,6 +59,21 @@ def test_something_that_is_no_model(what: str) -> None:
 
 
 def test_the_way_that_is_named_works() -> None:
-    model = SentenceTransformer(Transformer(), nn.Identity())
+    model = SentenceTransformer(Transformer(), Transformer())
     patch_model(model[0].auto_model, "random", max_length=12)
     assert type(model[0].auto_model).__name__ == "SynthesizerBertModel"
+
+
+@pytest.mark.parametrize(("before", "after"), [(512, 12), (None, 12), (8, 8)])
+def test_a_sentence_transformer_is_patched_and_its_longest_text_follows(before: Any, after: int) -> None:
+    model = SentenceTransformer(Transformer(), nn.Identity())
+    model.max_seq_length = before
+    assert patch_model(model, "random", max_length=12) is model
+    assert type(model[0].auto_model).__name__ == "SynthesizerBertModel" and model.max_seq_length == after
+    assert unpatch_model(model) is model
+    assert type(model[0].auto_model) is BertModel and model.max_seq_length == before
+    with pytest.raises(NotPatchedError):
+        unpatch_model(model)
+    with pytest.raises(UnknownVariantError):
+        patch_model(model, "rando", max_length=12)
+    assert model.max_seq_length == before

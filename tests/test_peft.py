@@ -12,7 +12,9 @@ from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, 
 from transformers import AutoModelForSequenceClassification
 
 from hf_synthesizer import CheckpointMismatchError, NotPatchedError, UnsupportedModelError, patch_model
+from hf_synthesizer.faces.mixin import SynthesizerMixin
 from hf_synthesizer.peft import load_lora, lora_config_for
+from tests.faces import FACES
 from tests.models import batch, build, first_output
 
 BERT, T5 = "BertForSequenceClassification", "T5ForConditionalGeneration"
@@ -91,6 +93,30 @@ def test_save_reload_and_merge(tmp_path: Path, variant: Any, head: str) -> None:
     torch.testing.assert_close(run(merged, head), expected, rtol=1e-4, atol=1e-5)
     merged.save_pretrained(tmp_path / "merged")
     assert torch.equal(run(type(model).from_pretrained(tmp_path / "merged"), head), run(merged, head))
+
+
+@pytest.mark.parametrize("head", FACES)
+@pytest.mark.parametrize("variant", ["random+salience", "random+dot_product"])
+def test_lora_on_a_model_of_each_face(tmp_path: Path, variant: str, head: str) -> None:
+    model = patch_model(build(head), variant)
+    model.save_pretrained(tmp_path / "base")
+    before = run(model, head)
+    peft_model = get_peft_model(model, lora_config_for(model, r=2))
+    torch.testing.assert_close(run(peft_model, head), before)
+    found = trained(peft_model)
+    layers = [name for name, module in peft_model.named_modules() if isinstance(module, SynthesizerMixin)]
+    for name in layers:
+        assert any(other.startswith(f"{name}.synthesizer.modules_to_save") for other in found)
+        assert any(other.startswith(f"{name}.") and "lora_A" in other for other in found)
+    optimizer = torch.optim.SGD((p for p in peft_model.parameters() if p.requires_grad), lr=0.1)
+    first_output(peft_model.train()(**batch(head))).square().mean().backward()
+    optimizer.step()
+    expected = run(peft_model, head)
+    assert not torch.equal(expected, before)
+    peft_model.save_pretrained(tmp_path / "adapter")
+    reloaded = load_lora(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    assert torch.equal(run(reloaded, head), expected)
+    torch.testing.assert_close(run(reloaded.merge_and_unload(), head), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_the_auto_class_of_peft(tmp_path: Path) -> None:

@@ -234,12 +234,20 @@ class GuestFace(SynthesizerMixin):
                 part.given = None
         return output.unflatten(-1, (heads, -1)), weights
 
+    def projections_to_adapt(self) -> list[str]:
+        moved = {self.guard_name: f"stock.{self.guard_name}"}
+        wiring = self.wiring
+        used = (wiring.query, wiring.key) if self.synthesizer.config.variant == "dot_product" else ()
+        names = [wiring.fused] if wiring.fused else [*used, wiring.value]
+        return [moved.get(name, name) for name in names]
+
     @property
     def stock_part(self) -> StockDotProduct | None:
         """The part of the synthesizer that the stock forward makes, if there is one."""
-        if not isinstance(self.synthesizer, MixtureSynthesizer):
+        if "dot_product" not in self.synthesizer.config.parts:
             return None
-        return cast("StockDotProduct | None", dict(self.synthesizer.components()).get("dot_product"))
+        # The synthesizer may be a mixture, or what stands in for one: fused, or wrapped by PEFT.
+        return cast(StockDotProduct, cast(nn.ModuleDict, self.synthesizer.parts)["dot_product"])
 
     def require_whole(self, call: Call, query: torch.Tensor) -> None:
         """Raise `UnsupportedModelError` unless these are the queries of the hidden states, all of them, and once."""

@@ -139,6 +139,11 @@ class SynthesizerMixin(nn.Module):
         """The projection whose stock name a checkpoint takes, so that no stock class fits it."""
         return self.wiring.fused or self.wiring.query
 
+    def projections_to_adapt(self) -> list[str]:
+        """What of the pretrained attention is still computed, but for the output: by LoRA's custom, what is adapted."""
+        names = ["synthesizer.query", "synthesizer.key"] if self.synthesizer.config.variant == "dot_product" else []
+        return [self.wiring.value, *names]
+
     def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
         """Put a synthesizer where the query and key projections were, on their device and with their dtype.
 

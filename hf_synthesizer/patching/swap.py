@@ -21,11 +21,12 @@ from .changes import Samples, changed_weights, sample_weights
 from .longest import with_lengths
 from .own_config import OwnConfig, replace_configs
 from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json
+from .sentences import lengthen_texts, model_of_sentences, shorten_texts
 from .slots import Slot, find_slots
 
 logger = logging.get_logger(__name__)
 
-Model = TypeVar("Model", bound=PreTrainedModel)
+Model = TypeVar("Model", bound=nn.Module)
 
 TAGS = ("synthesizer", "hf_synthesizer")
 """What a patched model is found by on the Hub. Trainer writes a model's tags into its card."""
@@ -54,7 +55,8 @@ def patch_model(
     Where the model is a part of a larger one, hand it on (`whole.config = part.config`), so that the larger one saves it.
 
     Args:
-        model: a stock Transformers model of a supported family (see `list_families()`), with any head or none.
+        model: a stock Transformers model of a supported family (see `list_families()`), with any head or none; or a
+            SentenceTransformer around one, whose `max_seq_length` follows.
         variant: a name ("dense"), a mixture ("random+dot_product"), a `SynthesizerConfig`, or a hybrid
             `{layer: any of these}`, where a layer is an index, a stack ("encoder") or "stack.index".
         layers: which layers; all if None. Indices, a slice, a predicate `(name, module) -> bool`, or for models with
@@ -71,6 +73,18 @@ def patch_model(
 
     A failed patch leaves the model as it was.
     """
+    if max_length is not None:
+        options["max_length"] = max_length
+    inner = model_of_sentences(model)
+    if inner is None:
+        _patch(cast(PreTrainedModel, model), variant, layers, options)
+    else:
+        _patch(inner, variant, layers, options)
+        shorten_texts(model, inner)
+    return model
+
+
+def _patch(model: PreTrainedModel, variant: Spec, layers: Layers, options: dict[str, Any]) -> None:
     slots, _ = find_slots(model)
     require_no_adapters(model)
     require_whole_layers(model)
@@ -84,12 +98,9 @@ def patch_model(
             f"{type(model).__name__} has no self-attention that goes through Transformers' attention interface, and none "
             f"that a face was registered for (see docs/models.md). To serve it, register its attention class: CONTRIBUTING.md."
         )
-    if max_length is not None:
-        options["max_length"] = max_length
     plan = with_lengths(slots, make_plan(slots, variant, layers, options), model, model.config)
     undo = _install(model, slots, plan)
     model.__dict__[_UNDO] = undo
-    return model
 
 
 def require_whole_layers(model: PreTrainedModel) -> None:
@@ -117,6 +128,16 @@ def unpatch_model(model: Model) -> Model:
         NotPatchedError: for a model that is not patched, or was loaded from a patched checkpoint, which holds no
             stock attention to go back to.
     """
+    inner = model_of_sentences(model)
+    if inner is None:
+        _unpatch(cast(PreTrainedModel, model))
+    else:
+        _unpatch(inner)
+        lengthen_texts(model)
+    return model
+
+
+def _unpatch(model: PreTrainedModel) -> None:
     undo: Undo | None = model.__dict__.get(_UNDO)
     if undo is None:
         patched = any(isinstance(module, SynthesizerMixin) for module in model.modules())
@@ -152,7 +173,6 @@ def unpatch_model(model: Model) -> Model:
         _set_class(cast(PreTrainedModel, model.get_submodule(name)), cls)
     model.model_tags = undo.tags
     del model.__dict__[_UNDO]
-    return model
 
 
 def rebuild(model: PreTrainedModel) -> None:

@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit("Decoding is inference without padding: leave --modes and --padding out.")
     small: dict[str, Any] = {}
     if arguments.quick:
-        small = dict(d_model=32, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=4, vocab_size=64)
+        small = dict(d_model=32, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=4, vocab_size=2048)
         arguments.lengths, arguments.batch_sizes, arguments.variants = [8], [1], [STOCK, "dense+salience"]
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

@@ -8,7 +8,8 @@ import torch
 from hf_synthesizer import patch_model
 from tests.models import MIXTURES, VARIANTS, build, randomize
 
-STEPS = 150
+STEPS = 500
+"""At most; most variants need a fifth."""
 
 
 @pytest.mark.parametrize(
@@ -48,11 +49,13 @@ def test_a_patched_model_overfits_32_examples(variant: str, head: str) -> None:
     else:
         labels = torch.randint(0, 2, (32,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    right = 0.0
     for _ in range(STEPS):
         optimizer.zero_grad()
-        out = model(input_ids=ids, labels=labels)
+        out = model(input_ids=ids, labels=labels)  # without dropout: what it says in eval mode too
+        right = (out.logits.argmax(-1) == labels).float().mean().item()
+        if right == 1.0:
+            break
         out.loss.backward()
         optimizer.step()
-    with torch.no_grad():
-        predicted = model.eval()(input_ids=ids, labels=labels).logits.argmax(-1)
-    assert (predicted == labels).float().mean() > 0.95, out.loss.item()
+    assert right > 0.95, out.loss.item()

@@ -41,7 +41,7 @@ def with_lengths(
         else:
             _warn_beyond(config.max_length, known_length(layer_config, slot.stack), type(layer_config).__name__)
         filled[slot.label] = config
-    size = sum(parameter.numel() for parameter in model.parameters())
+    size = _size(model)
     if numbers > size:
         raise InvalidConfigError(
             f"{longest[1]} allows sequences of {longest[0]:,} positions. Position tables for so many would hold "
@@ -63,6 +63,15 @@ def _warn_beyond(max_length: int, known: int | None, name: str) -> None:
             f"max_length={max_length:,} is more than the {known:,} positions that {name} can take: the position tables are "
             f"larger than any input can use."
         )
+
+
+def _size(model: nn.Module) -> int:
+    """How many weights a model has; a quantized projection may hold them in another form than parameters."""
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    for module in model.modules():
+        if hasattr(module, "out_features") and hasattr(module, "in_features") and not list(module.parameters()):
+            counted += int(module.out_features) * int(module.in_features)  # type: ignore[arg-type]
+    return counted
 
 
 def _numbers(module: nn.Module, config: SynthesizerConfig) -> int:

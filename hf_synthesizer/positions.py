@@ -7,6 +7,8 @@ start of its own.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from .errors import SequenceTooLongError
@@ -199,7 +201,10 @@ def _question(position_ids: torch.Tensor) -> Question:
 
 
 def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether position_ids are start, start + 1, … in each row, as far as may be asked."""
+    """Whether the tokens' position_ids are start, start + 1, … in each row, as far as may be asked.
+
+    What padding is given does not count, where a mask tells it: some models repeat a position there (OPT).
+    """
     if torch.compiler.is_compiling():
         return False
     if isinstance(start, torch.Tensor) and not on_processor(start.device):
@@ -207,4 +212,37 @@ def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask:
     questions = [_question(position_ids)]
     if mask is not None and mask.shape[-2] > 1:
         questions.append(AttentionMask.from_tensor(mask).question())
-    return ask(*questions)[0][0] == int(start)
+        if mask.shape[-1] == position_ids.shape[-1]:
+            questions.append(_question_of_tokens(position_ids, mask))
+    answers = ask(*questions)
+    return answers[0][0] == int(start) or (len(answers) == 3 and bool(answers[2][0]))
+
+
+def _question_of_tokens(position_ids: torch.Tensor, mask: torch.Tensor) -> Question:
+    """Whether each token stands on the slot of its number, in a sequence without a past."""
+
+    def answer() -> torch.Tensor:
+        keep = AttentionMask.from_tensor(mask).keep
+        seen = keep.any(2).any(1)  # type: ignore[union-attr]  # (B or 1, L)
+        slots = torch.arange(position_ids.shape[-1], device=position_ids.device)
+        return ((position_ids == slots) | ~seen).all().view(1).float()
+
+    return Question(position_ids, _Under(mask), answer)
+
+
+class _Under:
+    """The name of a question about a tensor and this mask: the object itself, as long as it lives."""
+
+    def __init__(self, mask: torch.Tensor):
+        self.mask = weakref.ref(mask)
+        self.version = 0 if mask.is_inference() else mask._version
+        self.place = id(mask)
+
+    def __hash__(self) -> int:
+        return hash((self.place, self.version))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Under):
+            return False
+        mine = self.mask()
+        return mine is not None and other.mask() is mine and self.version == other.version

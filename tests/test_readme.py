@@ -42,9 +42,12 @@ def test_every_linked_file_exists() -> None:
 @pytest.mark.xdist_group("hub")
 @pytest.mark.parametrize("number", range(len(re.findall("```python", README))))
 def test_the_code_runs(number: int, tmp_path: Path, hub: HubServer) -> None:  # noqa: F811
-    """In a folder where "bert-base-uncased" is a tiny model and "nyu-mll/glue" tiny data, beside a Hub to push to."""
+    """In a folder where the models are tiny, and "nyu-mll/glue" is tiny data, beside a Hub to push to."""
     build("BertForSequenceClassification", num_hidden_layers=3).save_pretrained(tmp_path / "bert-base-uncased")
     save_tokenizer(tmp_path / "bert-base-uncased")
+    small = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048}
+    build("LlamaForCausalLM", **small).save_pretrained(tmp_path / "HuggingFaceTB" / "SmolLM2-135M")
+    build("ViTForImageClassification").save_pretrained(tmp_path / "google" / "vit-base-patch16-224")
     data = tmp_path / "nyu-mll" / "glue"
     data.mkdir(parents=True)
     write_tasks(data)

@@ -31,10 +31,11 @@ class SynthesizerModelMixin:
         self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 
     def _init_weights(self, module: nn.Module) -> None:
-        # The stock initialisation of an attention module expects its query and key; ours are initialised when built.
+        # The stock initialisation of an attention module expects its query and key; ours are initialised when built. But
+        # where the module has buffers that no checkpoint holds, nobody else fills them in (GPT-Neo's windows).
         if isinstance(module, MixtureSynthesizer) and hasattr(module, "mixing_change"):
             nn.init.zeros_(module.mixing_change)  # all that an old checkpoint may do without
-        if not isinstance(module, SynthesizerMixin):
+        if not isinstance(module, SynthesizerMixin) or module._non_persistent_buffers_set:
             super()._init_weights(module)  # type: ignore[misc]
 
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:

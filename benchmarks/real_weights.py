@@ -86,6 +86,7 @@ def main(argv: list[str] | None = None) -> None:
         size = replace(QUICK, length=min(QUICK.length, known.size.length)) if arguments.quick else known.size
         model = known.auto.from_pretrained(arguments.weights / name, dtype=torch.float32).eval()
         task = known.task(arguments.weights / name, arguments.data, size)
+        results.rows = {key: row for key, row in results.rows.items() if row["model"] != name}
         for row in measure(name, model, task, size):
             results.add(row)
             sys.stderr.write(shown(row) + "\n")

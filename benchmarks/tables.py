@@ -17,8 +17,11 @@ from collections.abc import Callable
 import coverage_table
 from records import RESULTS, ROOT, Row, read
 
-DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("models.md", "performance.md", "sparse.md")))
-PLACE = re.compile(r"(<!-- table: ([a-z0-9-]+) \(benchmarks/tables\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+DOCUMENTS = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("models.md", "performance.md", "real_weights.md", "sparse.md")),
+)
+PLACE = re.compile(r"(<!-- table: ([a-z0-9_-]+) \(benchmarks/tables\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 CELLS = (("128", "8"), ("512", "8"), ("2048", "2"))
 
 Column = tuple[str, dict[str, Row]]
@@ -248,6 +251,57 @@ def flex() -> str:
     return markdown(["pattern", "L", "way", "ms"], lines) + "\n\n" + provenance(rows)
 
 
+def faces() -> str:
+    """One attention block behind each own face, relative to its stock module."""
+    rows = read(RESULTS / "faces.csv")
+    paddings = {"none": "", "ragged": ", ragged"}
+    variants = dict.fromkeys(row["variant"] for row in rows if row["variant"] != "stock sdpa")
+    of = {(row["model"], row["variant"], row["padding"]): row for row in rows if row["status"] == "ok"}
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        found = [of.get((model, variant, padding)) for variant in variants for padding in paddings]
+        stock = next(row for row in found if row)["stock_sdpa_ms"]
+        lines.append([model, f"{float(stock):.0f}", *(speedup(row) if row else "" for row in found)])
+    head = ["block", "stock, ms", *(f"{variant}{title}" for variant in variants for title in paddings.values())]
+    return markdown(head, lines) + "\n\n" + provenance(list(of.values()))
+
+
+def real_equal() -> str:
+    """How far `random+dot_product` with `mixing="sum"` is from stock on real text."""
+    rows = [row for row in read(RESULTS / "real_weights.csv") if row["difference"]]
+    lines = [
+        [row["model"], row["model_class"], row["of_layers"], row["difference"], row["largest"], row["measure"]]
+        + [_score(row["stock"]), _score(row["score"])]
+        for row in rows
+    ]
+    head = ["model", "class", "layers", "largest difference", "of numbers up to", "measure", "stock", "mixture"]
+    return markdown(head, lines) + "\n\n" + provenance(rows)
+
+
+def real_weights() -> str:
+    """What pretrained models keep in a quarter, half and all of their layers, by closed forms alone."""
+    rows = [row for row in read(RESULTS / "real_weights.csv") if not row["difference"]]
+    shares = ("quarter", "half", "all")
+    of = {(row["model"], row["variant"], row["mode"]): row for row in rows}
+    lines = []
+    for model, variant in dict.fromkeys((row["model"], row["variant"]) for row in rows):
+        found = [of.get((model, variant, share)) for share in shares]
+        first = next(row for row in found if row)
+        arrow = "↑" if first["more_is_better"] == "True" else "↓"
+        cells = [_score(row["score"]) if row and row["status"] == "ok" else "" for row in found]
+        if first["status"] != "ok":
+            cells[-1] = "no closed form"
+        lines.append([model, f"{first['measure']} {arrow}", variant, _score(first["stock"]), *cells])
+    head = ["model", "measure", "variant", "stock", *(f"{share} of the layers" for share in shares)]
+    head[-1] = "all layers"
+    return markdown(head, lines) + "\n\n" + provenance(rows)
+
+
+def _score(text: str) -> str:
+    number = float(text)
+    return f"{number:.2f}" if number < 10 else f"{number:.1f}" if number < 1000 else f"{number:.0f}"
+
+
 def served() -> str:
     """Which model types each face serves."""
     return markdown(*coverage_table.served())
@@ -280,6 +334,9 @@ TABLES: dict[str, Callable[[], str]] = {
         recall,
         growth,
         flex,
+        faces,
+        real_equal,
+        real_weights,
         served,
         refused,
         unbuilt,

@@ -73,7 +73,7 @@ class Positions:
     ) -> Positions:
         """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are recognised, and served by slices.
 
-        Padding may be at −1 (OPT), and stands at 0 then: nobody looks at it. Cached keys are as far behind their query as their slots are, which is what generation with left padding means.
+        Padding may be at −1 (OPT), and stands anywhere then: nobody looks at it. Cached keys are as far behind their query as their slots are, which is what generation with left padding means.
         What there is to ask about `mask`, that of the same layer, is asked along.
         """
         if position_ids is None:
@@ -189,12 +189,12 @@ def _shorten(max_length: int, wanted: int) -> str:
 
 
 def _question(position_ids: torch.Tensor) -> Question:
-    """Where positions start if each row counts on from there, else −1; and the largest one."""
+    """Where positions start if each row counts on from there, else −1; and the largest one. Padding at −1 may stand anywhere."""
 
     def answer() -> torch.Tensor:
         start = position_ids[:1, :1]
         counted = start + torch.arange(position_ids.shape[-1], device=position_ids.device)
-        first = torch.where((position_ids == counted).all(), start.view(1), -1)
+        first = torch.where(((position_ids == counted) | (position_ids < 0)).all(), start.view(1), -1)
         return torch.cat((first, position_ids.amax().view(1)))
 
     return Question(position_ids, "positions", answer)

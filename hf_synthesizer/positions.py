@@ -7,8 +7,6 @@ start of its own.
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 
 from .errors import SequenceTooLongError
@@ -73,7 +71,8 @@ class Positions:
     ) -> Positions:
         """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are recognised, and served by slices.
 
-        Padding may be at −1 (OPT), and stands anywhere then: nobody looks at it. Cached keys are as far behind their query as their slots are, which is what generation with left padding means.
+        Padding may be at −1 (OPT), and stands anywhere then: nobody looks at it. Cached keys are as far behind their query as
+        their slots are, which is what generation with left padding means.
         What there is to ask about `mask`, that of the same layer, is asked along.
         """
         if position_ids is None:
@@ -201,10 +200,7 @@ def _question(position_ids: torch.Tensor) -> Question:
 
 
 def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether the tokens' position_ids are start, start + 1, … in each row, as far as may be asked.
-
-    What padding is given does not count, where a mask tells it: some models repeat a position there (OPT).
-    """
+    """Whether position_ids are start, start + 1, … in each row, as far as may be asked."""
     if torch.compiler.is_compiling():
         return False
     if isinstance(start, torch.Tensor) and not on_processor(start.device):
@@ -212,37 +208,4 @@ def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask:
     questions = [_question(position_ids)]
     if mask is not None and mask.shape[-2] > 1:
         questions.append(AttentionMask.from_tensor(mask).question())
-        if mask.shape[-1] == position_ids.shape[-1]:
-            questions.append(_question_of_tokens(position_ids, mask))
-    answers = ask(*questions)
-    return answers[0][0] == int(start) or (len(answers) == 3 and bool(answers[2][0]))
-
-
-def _question_of_tokens(position_ids: torch.Tensor, mask: torch.Tensor) -> Question:
-    """Whether each token stands on the slot of its number, in a sequence without a past."""
-
-    def answer() -> torch.Tensor:
-        keep = AttentionMask.from_tensor(mask).keep
-        seen = keep.any(2).any(1)  # type: ignore[union-attr]  # (B or 1, L)
-        slots = torch.arange(position_ids.shape[-1], device=position_ids.device)
-        return ((position_ids == slots) | ~seen).all().view(1).float()
-
-    return Question(position_ids, _Under(mask), answer)
-
-
-class _Under:
-    """The name of a question about a tensor and this mask: the object itself, as long as it lives."""
-
-    def __init__(self, mask: torch.Tensor):
-        self.mask = weakref.ref(mask)
-        self.version = 0 if mask.is_inference() else mask._version
-        self.place = id(mask)
-
-    def __hash__(self) -> int:
-        return hash((self.place, self.version))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Under):
-            return False
-        mine = self.mask()
-        return mine is not None and other.mask() is mine and self.version == other.version
+    return ask(*questions)[0][0] == int(start)

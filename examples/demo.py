@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import snippets
 import torch
-from glue import snippets
-from glue.data import DataArguments, collator, load_data, tokenize
-from glue.model import ModelArguments, load_model, load_tokenizer
-from glue.tasks import TASKS, DataError
-from glue.training import GroupedBatches, examples_per_second, finetune, score, unlabelled
-from glue.variation import special_ids, vary
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_synthesizer import SynthesizerError, count_parameters, patch_model, patch_report, transfer_attention
+from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
+from hf_synthesizer.glue.model import ModelArguments, load_model, load_tokenizer
+from hf_synthesizer.glue.tasks import TASKS, DataError
+from hf_synthesizer.glue.training import GroupedBatches, examples_per_second, finetune, score, unlabelled
+from hf_synthesizer.glue.variation import special_ids, vary
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402

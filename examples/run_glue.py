@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import DatasetDict
-from glue.conversion import ConversionArguments, convert, load_student_and_teacher, transfer_text
-from glue.data import DataArguments, collator, load_data, tokenize
-from glue.metrics import load_metric, predictions_of
-from glue.model import ModelArguments, load_tokenizer
-from glue.tasks import DataError, Task
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, HfArgumentParser, Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_synthesizer import SynthesizerError
+from hf_synthesizer.glue.conversion import ConversionArguments, convert, load_student_and_teacher, transfer_text
+from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
+from hf_synthesizer.glue.metrics import load_metric, predictions_of
+from hf_synthesizer.glue.model import ModelArguments, load_tokenizer
+from hf_synthesizer.glue.tasks import DataError, Task
 
 
 @dataclass

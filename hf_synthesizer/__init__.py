@@ -8,7 +8,7 @@ A name is imported when it is first used; the synthesized classes of each model 
 import importlib
 from typing import Any
 
-from .checkpoints.model_types import serve_model_types
+from .checkpoints.on_import import serve_when_imported
 from .version import __version__ as __version__
 
 _WHERE = {
@@ -49,4 +49,4 @@ def __dir__() -> list[str]:
     return __all__
 
 
-serve_model_types()
+serve_when_imported()

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from datasets import Dataset
-from glue import data as glue_data
-from glue.conversion import ConversionArguments, convert, parse_layers, transfer_text
-from glue.data import DataArguments, load_data, tokenize
-from glue.metrics import LocalGlueMetric, load_metric, predictions_of
-from glue.tasks import TASKS, DataError, get_task
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
+from hf_synthesizer.glue import data as glue_data
+from hf_synthesizer.glue.conversion import ConversionArguments, convert, parse_layers, transfer_text
+from hf_synthesizer.glue.data import DataArguments, load_data, tokenize
+from hf_synthesizer.glue.metrics import LocalGlueMetric, load_metric, predictions_of
+from hf_synthesizer.glue.tasks import TASKS, DataError, get_task
 from tests.glue_rows import GOOD, row_of, write_rows
 
 # ---- metrics ----------------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_synthesizer import InvalidConfigError
-
+from ..errors import InvalidConfigError
 from .tasks import Task
 
 

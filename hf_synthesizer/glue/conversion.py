@@ -13,8 +13,10 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_synthesizer import InvalidConfigError, patch_model, patch_report, suggest_layers, transfer_attention
-
+from ..errors import InvalidConfigError
+from ..patching.report import patch_report
+from ..patching.swap import patch_model
+from ..transfer import suggest_layers, transfer_attention
 from .data import DataArguments, arrange
 from .model import ModelArguments, load_model, load_stock
 from .tasks import Task

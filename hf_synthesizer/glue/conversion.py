@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..errors import InvalidConfigError
+from ..patching.plan import parse_layers
 from ..patching.report import patch_report
 from ..patching.swap import patch_model
 from ..transfer import suggest_layers, transfer_attention
@@ -61,23 +62,6 @@ class ConversionArguments:
         default=None,
         metadata={"help": "A (fine-tuned) stock model that teaches instead of the model itself before the swap."},
     )
-
-
-def parse_layers(text: str | None) -> list[int] | None:
-    """`"0-3,5"` → `[0, 1, 2, 3, 5]`.
-
-    Raises:
-        InvalidConfigError: for anything else.
-    """
-    if text is None:
-        return None
-    layers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise InvalidConfigError(f"--layers {text}: give indices and ranges such as 0-3,5, or 'suggest'.")
-        layers += range(int(first), int(last if dash else first) + 1)
-    return layers
 
 
 def transfer_text(

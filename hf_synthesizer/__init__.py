@@ -22,6 +22,7 @@ _WHERE = {
     ".faces": ("Family", "list_families", "register_face", "register_family"),
     ".inference.fusing": ("fuse_for_inference", "unfuse"),
     ".models": ("SynthesizerBertSelfAttention", "SynthesizerT5Attention"),
+    ".pictures": ("attention_page",),
     ".patching.loading": ("from_pretrained_patched",),
     ".patching.report": ("patch_report",),
     ".patching.swap": ("patch_model", "unpatch_model"),

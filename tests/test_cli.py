@@ -113,6 +113,11 @@ def test_suggest_patch_transfer_and_report(folder: Path) -> None:
     assert [cost["length"] for cost in report["costs"]] == [8, 16]
     assert all(cost["flops"] < cost["stock_flops"] for cost in report["costs"])
 
+    drawn = run(
+        folder, "plot", "attention", "taught", "--teacher=stock", f"--text={TEXTS[0]}", "--output=attention.png"
+    )
+    assert drawn == {"output": "attention.png"} and (folder / "attention.png").stat().st_size > 5_000
+
 
 def test_finetune_and_evaluate(folder: Path) -> None:
     data = ("--task=sst2", "--glue-dir=glue", "--max-length=16")

@@ -56,6 +56,7 @@ def test_the_demo_trains_saves_reloads_and_predicts(
     assert [row["model"] for row in table] == expected
     assert all(0 <= row["score"] <= 1 and row["examples_per_second"] > 0 for row in table)
     assert (output / "attention.png").stat().st_size > 1000
+    assert "toothpaste" in (output / "attention.html").read_text(encoding="utf-8")
     assert json.loads((output / "dense-salience" / "config.json").read_text())["model_type"] == "synthesizer_bert"
     assert json.loads((output / "results.json").read_text()) == table
     printed = capsys.readouterr().out

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import SynthesizerError
 from ..version import __version__
-from . import console, glue, listing, machine, patching, teaching
+from . import console, glue, listing, machine, patching, pictures, teaching
 
 HELP = """Synthesizer attention for Hugging Face models: convert, teach, measure, draw, push.
 
@@ -31,6 +31,7 @@ wrongly. Reports go to stdout, as JSON with --json; everything else goes to stde
 app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 for commands in (listing, patching, teaching, glue, machine):
     commands.add_to(app)
+app.add_typer(pictures.plot, name="plot")
 
 
 def _print_version(asked: bool) -> None:

@@ -129,13 +129,13 @@ def save(model: Any, source: str, output: Path) -> bool:
     return tokenizer is not None
 
 
-def numbers(text: str, option: str) -> list[int]:
+def numbers(text: str, option: str, least: int = 1) -> list[int]:
     """`"128,512"` → `[128, 512]`.
 
     Raises:
         BadParameter: for anything else.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) for part in parts):
-        raise typer.BadParameter(f"{option} {text}: give positive numbers with commas between, such as 128,512.")
+    if not all(part.isdigit() and int(part) >= least for part in parts):
+        raise typer.BadParameter(f"{option} {text}: give numbers from {least} on with commas between, such as 4,16.")
     return [int(part) for part in parts]

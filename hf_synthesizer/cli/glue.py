@@ -122,7 +122,7 @@ def _run(
     from ..glue.model import ModelArguments
     from ..glue.run import GlueTrainingArguments, run
 
-    named = {name: None if path is None else str(path) for name, path in files.items()}
+    named: dict[str, Any] = {name: None if path is None else str(path) for name, path in files.items()}
     try:
         return run(
             ModelArguments(model),

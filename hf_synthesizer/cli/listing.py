@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from .console import Json, report
@@ -23,7 +25,7 @@ def variants(json: Json = False) -> None:
     from ..synthesizers import list_variants
     from ..synthesizers.registry import get_variant
 
-    found = {
+    found: dict[str, dict[str, Any]] = {
         name: {
             "formula": cls.formula,
             "parameters": cls.parameter_formula,

@@ -110,8 +110,9 @@ def push(
     if not folder.is_dir():
         raise CommandError(f"{folder} is no folder: name one that `patch`, `transfer` or save_pretrained wrote.")
     with working():
-        loaded, tokenizer = load(str(folder)), find_tokenizer(str(folder))
-        options = {} if message is None else {"commit_message": message}
+        loaded: Any = load(str(folder))
+        tokenizer = find_tokenizer(str(folder))
+        options: dict[str, Any] = {} if message is None else {"commit_message": message}
         pushed = loaded.push_to_hub(repository, private=private or None, **options)
         if tokenizer is not None:
             tokenizer.push_to_hub(repository, **options)

@@ -105,11 +105,10 @@ def load_student_and_teacher(
         InvalidConfigError: for a head that is none.
     """
     trained_head = arguments.transfer_answers > 0
+    student: Any = load_model(model_arguments, task, trained_head=trained_head and not arguments.teacher)
     if not arguments.teacher:
-        return load_model(model_arguments, task, trained_head=trained_head).to(device), None
-    return load_model(model_arguments, task).to(device), load_stock(
-        arguments.teacher, task, device, trained_head=trained_head
-    )
+        return student.to(device), None
+    return student.to(device), load_stock(arguments.teacher, task, device, trained_head=trained_head)
 
 
 def convert(
@@ -144,7 +143,7 @@ def convert(
             "--transfer_method average is a closed form and takes no steps: leave --transfer_steps and --transfer_answers "
             "out, or take --transfer_method auto."
         )
-    options = {} if arguments.mixing is None else {"mixing": arguments.mixing}
+    options: dict[str, Any] = {} if arguments.mixing is None else {"mixing": arguments.mixing}
     stock = copy.deepcopy(model) if teacher is None else teacher
     if arguments.layers == "suggest":
         hybrid = suggest_layers(

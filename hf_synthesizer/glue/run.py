@@ -26,7 +26,7 @@ from .tasks import DataError, Task
 class GlueTrainingArguments(TrainingArguments):
     """Trainer's own, with the defaults of fine-tuning on GLUE."""
 
-    output_dir: str | None = field(default="outputs/glue", metadata={"help": "Where the model and its scores go."})
+    output_dir: str = field(default="outputs/glue", metadata={"help": "Where the model and its scores go."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Rows of a training step and device."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Rows of an evaluation step and device."})
 

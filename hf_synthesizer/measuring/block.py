@@ -98,7 +98,8 @@ def bench_block(
     names, chosen = list(dict.fromkeys(variants)), list(lengths)
     if batch_size < 1 or seconds <= 0 or not chosen or min(chosen) < 1:
         raise InvalidConfigError("The batch size, the seconds and every length must be positive.")
-    model = _one_layer(config, max(chosen)).to(device, dtype).train(training)
+    built: Any = _one_layer(config, max(chosen))
+    model: PreTrainedModel = built.to(device, dtype).train(training)
     times: list[BlockTime] = []
     for length in chosen:
         times += _times(model, names, length, batch_size, seconds / len(chosen), training)

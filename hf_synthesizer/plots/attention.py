@@ -53,7 +53,7 @@ def plot_attention(
     length = recorded[0].weights.shape[-1]
     tokens = [str(place) for place in range(length)]
     if tokenizer is not None:
-        tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][row].tolist())[:length]
+        tokens = list(tokenizer.convert_ids_to_tokens(inputs["input_ids"][row].tolist()))[:length]
     size = max(CELL, min(3.2, 0.11 * length))
     figure = Figure((size * len(columns) + 2.2, size * len(lines) + 1.0), layout="constrained")
     axes = figure.subplots(len(lines), len(columns), squeeze=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -60,6 +61,7 @@ def plot_lengths(variants: Mapping[str, Points], label: str, title: str = "") ->
     ours = [name.removesuffix(" (fused)") for name in variants if not name.startswith("stock") and name not in BESIDE]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(ours))}
     for variant, points in variants.items():
+        style: dict[str, Any]
         if variant.startswith("stock"):
             style = {"color": STOCK, "linestyle": ":" if variant.endswith("eager") else "-", "marker": "."}
         elif variant in BESIDE:

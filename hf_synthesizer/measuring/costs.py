@@ -66,7 +66,7 @@ class CostReport:
 def cost_report(model: PreTrainedModel, lengths: Iterable[int] | None = None) -> CostReport:
     """What of a model is synthesized, and what that costs at some lengths, beside the stock model.
 
-    Copies with random weights, or on the meta device none, are built and run; the model itself may be on it.
+    Copies without weights are built on the meta device, where the model itself may be too, and nothing is computed.
 
     Args:
         model: a stock or a patched model.
@@ -106,8 +106,7 @@ def _longest(model: PreTrainedModel) -> int:
 
 
 def _outline(model: PreTrainedModel, cls: Any, config: PreTrainedConfig) -> PreTrainedModel:
-    # The mask of a decoder beside an encoder is read, and what is on the meta device cannot be.
-    with torch.device("cpu" if config.is_encoder_decoder else "meta"):
+    with torch.device("meta"):
         built = cls._from_config(copy.deepcopy(config), attn_implementation="eager")
     return built.eval()
 

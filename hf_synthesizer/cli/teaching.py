@@ -102,6 +102,7 @@ def transfer(
       hf-synthesizer transfer converted --teacher bert-base-uncased --texts texts.txt --output taught
     """
     with working():
+        from ..pictures.recorded import longest_of
         from ..transfer import transfer_attention
         from ..transfer.texts import read_texts, text_batches
 
@@ -116,14 +117,3 @@ def transfer(
         found = transfer_attention(student, stock, loader, method, steps, progress=watched())
         save(student, model, output)
     show({**found.to_dict(), "output": str(output)}, f"{found}\nsaved in {output}", json)
-
-
-def longest_of(model: object) -> int | None:
-    """How many tokens a converted model takes."""
-    from torch import nn
-
-    from ..faces.mixin import SynthesizerMixin
-
-    modules = model.modules() if isinstance(model, nn.Module) else []
-    known = [module.synthesizer.config.max_length for module in modules if isinstance(module, SynthesizerMixin)]
-    return min((length for length in known if length), default=None)

@@ -79,7 +79,9 @@ def bench_block(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> BlockReport:
-    """Time one self-attention layer of the size that a config describes, with random weights, without padding.
+    """Time one self-attention block, all its projections included, of the size that a config describes.
+
+    Weights are random, and there is no padding.
 
     Args:
         config: of a stock or a patched model that reads tokens.
@@ -148,8 +150,9 @@ def _times(
     if not slots:
         raise UnsupportedModelError(f"{type(model).__name__} has no self-attention that could be synthesized.")
     slot = slots[0]
-    args, kwargs = _call_of(model, slot.module, length, batch_size)
-    layers: dict[str, nn.Module] = {STOCK: slot.module}
+    block = slot.name.removesuffix(".self")  # models after BERT keep the output projection one level higher
+    args, kwargs = _call_of(model, model.get_submodule(block), length, batch_size)
+    layers: dict[str, nn.Module] = {STOCK: model.get_submodule(block)}
     refused: dict[str, str] = {}
     for variant in variants:
         try:
@@ -157,7 +160,7 @@ def _times(
         except SynthesizerError as error:
             refused[variant] = str(error)
             continue
-        layers[variant] = patched.get_submodule(slot.name)
+        layers[variant] = patched.get_submodule(block)
     runs = {name: _run(layer, args, kwargs, training) for name, layer in layers.items()}
     spreads: dict[str, Spread] = interleaved(runs, 1000, seconds)
     stock = spreads[STOCK].median

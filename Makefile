@@ -17,9 +17,10 @@ WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 WEIGHTS_INSTALLED := $(VENV)/.weights-installed
 TRITON_INSTALLED := $(VENV)/.triton-installed
+PAGE_INSTALLED := $(VENV)/.page-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-kernels lint format types wheel clean
+.PHONY: help install demo test test-kernels test-page lint format types wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +55,18 @@ $(TRITON_INSTALLED): $(INSTALLED)
 test-kernels: $(TRITON_INSTALLED) ## run the Triton kernels in an interpreter, and compile them for GPUs
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
 		$(BIN)/python -m pytest -n $(WORKERS) -m kernels tests/kernels $(TEST_ARGS)
+
+$(PAGE_INSTALLED): $(INSTALLED)
+	$(PIP) --no-build-isolation -e '.[page]'
+	@touch $@
+
+# Debian and its like have the browser as packages; CHROMIUM and CHROMEDRIVER name other ones.
+test-page: $(PAGE_INSTALLED) ## run the page of attention in a browser; needs chromium and chromium-driver
+	@command -v "$${CHROMIUM:-chromium}" >/dev/null && command -v "$${CHROMEDRIVER:-chromedriver}" >/dev/null || { \
+		echo "make test-page needs a browser and its driver: apt-get install chromium chromium-driver, or set" >&2; \
+		echo "CHROMIUM and CHROMEDRIVER to the two programs." >&2; exit 1; }
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
+		$(BIN)/python -m pytest -m page tests/page $(TEST_ARGS)
 
 lint: $(INSTALLED) ## check format and style, changing nothing
 	$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff --quiet .; exit 1; }

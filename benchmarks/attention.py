@@ -19,8 +19,9 @@ from collections.abc import Callable
 import torch
 from blocks import BLOCKS, STOCK, WIDTH, build, estimated_bytes, keep, mask_for
 from grid import FAILURES, Cell, Measured, make_quick, parser, reason, require_memory, walk, with_device
-from timing import interleaved
 from torch import nn
+
+from hf_synthesizer.measuring.timing import interleaved
 
 
 def main(argv: list[str] | None = None) -> None:

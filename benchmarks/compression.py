@@ -19,10 +19,10 @@ from attention import inference
 from blocks import STOCK, WIDTH, build
 from grid import TIMING_FIELDS, Cell, outcome, parser
 from records import Results
-from timing import interleaved
 from tqdm import tqdm
 
 from hf_synthesizer import fuse_for_inference
+from hf_synthesizer.measuring.timing import interleaved
 
 VARIANT = "factorized_random"
 TOLERANCES = (0.1, 0.01)

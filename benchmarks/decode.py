@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from grid import FAILURES, Cell, outcome, parser, reason, undisturbed
 from records import Results
-from timing import Spread, interleaved
 from tqdm import tqdm
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_synthesizer import patch_model
+from hf_synthesizer.measuring.timing import Spread, interleaved
 
 FIELDS = (
     *("status", "reason", "prompt", "median_ms", "p20_ms", "p80_ms", "rounds", "stock_sdpa_ms", "speedup", "others"),

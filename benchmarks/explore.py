@@ -19,7 +19,7 @@ import torch
 from attention import inference, step
 from blocks import HEADS, STOCK, WIDTH, build
 from records import RESULTS, Results
-from timing import Bystanders, interleaved
+from timing import Bystanders
 from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 from tqdm import tqdm
@@ -29,6 +29,7 @@ from hf_synthesizer.attend import attend
 from hf_synthesizer.attend import blocks as tiles
 from hf_synthesizer.gemm import linear, product
 from hf_synthesizer.logits import Tiled
+from hf_synthesizer.measuring.timing import interleaved
 from hf_synthesizer.synthesizers.factorized_dense import default_factors
 
 FIELDS = ("median_ms", "p20_ms", "p80_ms", "rounds", "relative", "gflops", "others")

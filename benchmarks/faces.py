@@ -21,12 +21,12 @@ import torch
 import transformers
 from blocks import STOCK, NotServed, fuse, keep
 from grid import FAILURES, Cell, Measured, choices, make_quick, parser, reason, walk
-from timing import interleaved
 from torch import nn
 from transformers import PreTrainedModel
 
 from hf_synthesizer import patch_model
 from hf_synthesizer.faces.wiring import find_wiring
+from hf_synthesizer.measuring.timing import interleaved
 from hf_synthesizer.patching.slots import find_slots
 
 WIDTH, HEADS = 768, 12

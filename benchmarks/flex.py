@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 from records import RESULTS, provenance, threads
-from timing import interleaved
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from hf_synthesizer.attend import attend
 from hf_synthesizer.choices import FixedBlocks, Strides
 from hf_synthesizer.logits import Sparse
+from hf_synthesizer.measuring.timing import interleaved
 
 HEADS, WIDTH = 12, 64
 

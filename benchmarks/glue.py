@@ -41,12 +41,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from glue.data import DataArguments, collator, load_data, tokenize  # noqa: E402
-from glue.model import ModelArguments, load_model, load_tokenizer  # noqa: E402
-from glue.tasks import Task, get_task  # noqa: E402
-from glue.training import (  # noqa: E402
+from records import commit, processor  # noqa: E402
+
+from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
+from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize  # noqa: E402
+from hf_synthesizer.glue.model import ModelArguments, load_model, load_tokenizer  # noqa: E402
+from hf_synthesizer.glue.tasks import Task, get_task  # noqa: E402
+from hf_synthesizer.glue.training import (  # noqa: E402
     GroupedBatches,
     Rows,
     examples_per_second,
@@ -54,10 +57,7 @@ from glue.training import (  # noqa: E402
     score,
     unlabelled,
 )
-from glue.variation import special_ids, vary  # noqa: E402
-from records import commit, processor  # noqa: E402
-
-from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
+from hf_synthesizer.glue.variation import special_ids, vary  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")

@@ -16,10 +16,11 @@ import torch
 from blocks import NotServed
 from devices import available_memory
 from records import RESULTS, Results, Row, threads
-from timing import Bystanders, Spread
+from timing import Bystanders
 from tqdm import tqdm
 
 from hf_synthesizer import SynthesizerError
+from hf_synthesizer.measuring.timing import Spread
 
 Found = TypeVar("Found")
 Measured = tuple[str, Spread | str, Spread]

@@ -19,11 +19,11 @@ import torch
 from blocks import STOCK, VARIANTS, fuse, keep
 from decode import t5_base
 from grid import FAILURES, Cell, Measured, choices, make_quick, parser, reason, require_memory, walk, with_device
-from timing import Spread, interleaved
 from torch import nn
 from transformers import BertConfig, BertModel, T5Model
 
 from hf_synthesizer import patch_model
+from hf_synthesizer.measuring.timing import Spread, interleaved
 
 MODELS = ("bert-base", "t5-base decoder")
 ENCODER_LENGTH = 128

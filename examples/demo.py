@@ -22,20 +22,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import snippets
 import torch
-from glue import snippets
-from glue.data import DataArguments, collator, load_data, tokenize
-from glue.model import ModelArguments, load_model, load_tokenizer
-from glue.tasks import TASKS, DataError
-from glue.training import GroupedBatches, examples_per_second, finetune, score, unlabelled
-from glue.variation import special_ids, vary
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
-from hf_synthesizer import SynthesizerError, count_parameters, patch_model, patch_report, transfer_attention
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+from hf_synthesizer import (
+    SynthesizerError,
+    attention_page,
+    count_parameters,
+    patch_model,
+    patch_report,
+    transfer_attention,
+)
+from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
+from hf_synthesizer.glue.model import ModelArguments, load_model, load_tokenizer
+from hf_synthesizer.glue.tasks import TASKS, DataError
+from hf_synthesizer.glue.training import GroupedBatches, examples_per_second, finetune, score, unlabelled
+from hf_synthesizer.glue.variation import special_ids, vary
+from hf_synthesizer.plots import plot_attention, save
 
 SENTENCES = (
     "A quiet, funny and deeply moving film.",
@@ -149,12 +153,15 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     folder = output / variant.replace("+", "-")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    picture = output / "attention.png"
-    plot_attention(stock, model, tokenizer, SENTENCES[2], variant, picture)
+    picture, page = output / "attention.png", output / "attention.html"
+    save(plot_attention(model, tokenizer(SENTENCES[2], return_tensors="pt"), stock, tokenizer=tokenizer), picture)
+    page.write_text(attention_page(model, SENTENCES, stock, tokenizer=tokenizer), encoding="utf-8")
     check_reloaded(model, tokenizer, folder)
     show(table, task.metrics)
     (output / "results.json").write_text(json.dumps(table, indent=2))
-    say(f"\nmodel: {folder}\nattention maps: {picture}\n{time.perf_counter() - started:.0f} s in all")
+    say(
+        f"\nmodel: {folder}\nattention maps: {picture}\nto touch them, open {page} in a browser\n{time.perf_counter() - started:.0f} s in all"
+    )
     return table
 
 
@@ -172,8 +179,8 @@ def announce(arguments: argparse.Namespace) -> None:
         f"  - patch the pretrained model, and fine-tune it in the same way (fresh);\n"
         f"  - patch the fine-tuned model, let stock teach it for {arguments.transfer_steps} steps, and fine-tune it "
         f"(transferred).\n"
-        f"In the end: a table, the last model saved and loaded again in a new process, and a picture of attention maps, all "
-        f"in {arguments.output_dir}."
+        f"In the end: a table, the last model saved and loaded again in a new process, and a picture and a "
+        f"page of attention maps, all in {arguments.output_dir}."
     )
     say("With the default options that takes three to five minutes on two cores; --quick, well below one.\n")
 
@@ -234,36 +241,6 @@ def check_reloaded(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None
         label = model.config.id2label.get(best, str(best))
         say(f"  {label:>10} {probabilities[best]:.2f}  {sentence}")
     say(f"the same probabilities in both processes (largest difference {difference:.1e})")
-
-
-@torch.no_grad()
-def plot_attention(
-    stock: PreTrainedModel, model: PreTrainedModel, tokenizer: Any, sentence: str, variant: str, path: Path
-) -> None:
-    """What the first heads of some layers look at, stock above and converted below."""
-    batch = tokenizer(sentence, return_tensors="pt")
-    tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
-    maps = []
-    for which in (stock, model):
-        backend = which.config._attn_implementation
-        which.set_attn_implementation("eager")
-        maps.append(which.eval()(**batch, output_attentions=True).attentions)
-        which.set_attn_implementation(backend)
-    depth, heads = len(maps[0]), maps[0][0].shape[1]
-    shown = [(layer, head) for layer in sorted({0, depth // 2, depth - 1}) for head in range(min(2, heads))]
-    size = (2.2 * len(shown) + 1, 5.6)
-    figure, axes = pyplot.subplots(2, len(shown), figsize=size, squeeze=False, layout="constrained")
-    for row, (name, attentions) in enumerate(zip(("stock", variant), maps, strict=True)):
-        for column, (layer, head) in enumerate(shown):
-            axis = axes[row][column]
-            axis.imshow(attentions[layer][0, head].numpy(), cmap="Blues", vmin=0)
-            axis.set_title(f"layer {layer}, head {head}", fontsize=9)
-            if column == 0:
-                axis.set_ylabel(name, fontsize=10)
-            axis.set_xticks(range(len(tokens)), tokens if row else [""] * len(tokens), rotation=90, fontsize=6)
-            axis.set_yticks(range(len(tokens)), tokens if column == 0 else [""] * len(tokens), fontsize=6)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def show(table: list[dict[str, Any]], metrics: tuple[str, ...]) -> None:

@@ -20,18 +20,18 @@ from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from datasets import Dataset, DatasetDict
 from evaluate import Metric
-from glue.conversion import ConversionArguments, convert, load_student_and_teacher, transfer_text
-from glue.data import DataArguments, collator, load_data, tokenize
-from glue.metrics import load_metric, predictions_of
-from glue.model import ModelArguments, load_tokenizer
-from glue.tasks import DataError, Task
-from glue.variation import Rows
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser, PreTrainedModel, SchedulerType, get_scheduler
 from transformers.utils import logging
 
 from hf_synthesizer import SynthesizerError
+from hf_synthesizer.glue.conversion import ConversionArguments, convert, load_student_and_teacher, transfer_text
+from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
+from hf_synthesizer.glue.metrics import load_metric, predictions_of
+from hf_synthesizer.glue.model import ModelArguments, load_tokenizer
+from hf_synthesizer.glue.tasks import DataError, Task
+from hf_synthesizer.glue.variation import Rows
 
 logger = logging.get_logger(__name__)
 

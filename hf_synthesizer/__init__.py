@@ -8,7 +8,7 @@ A name is imported when it is first used; the synthesized classes of each model 
 import importlib
 from typing import Any
 
-from .checkpoints.model_types import serve_model_types
+from .checkpoints.on_import import serve_when_imported
 from .version import __version__ as __version__
 
 _WHERE = {
@@ -22,6 +22,7 @@ _WHERE = {
     ".faces": ("Family", "list_families", "register_face", "register_family"),
     ".inference.fusing": ("fuse_for_inference", "unfuse"),
     ".models": ("SynthesizerBertSelfAttention", "SynthesizerT5Attention"),
+    ".pictures": ("attention_page",),
     ".patching.loading": ("from_pretrained_patched",),
     ".patching.report": ("patch_report",),
     ".patching.swap": ("patch_model", "unpatch_model"),
@@ -49,4 +50,4 @@ def __dir__() -> list[str]:
     return __all__
 
 
-serve_model_types()
+serve_when_imported()

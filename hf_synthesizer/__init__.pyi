@@ -25,6 +25,7 @@ from .patching.loading import from_pretrained_patched as from_pretrained_patched
 from .patching.report import patch_report as patch_report
 from .patching.swap import patch_model as patch_model
 from .patching.swap import unpatch_model as unpatch_model
+from .pictures import attention_page as attention_page
 from .synthesizers import DenseSynthesizer as DenseSynthesizer
 from .synthesizers import DotProductSynthesizer as DotProductSynthesizer
 from .synthesizers import FactorizedDenseSynthesizer as FactorizedDenseSynthesizer

@@ -11,7 +11,7 @@ import torch
 
 from .errors import SequenceTooLongError
 from .masks import AttentionMask
-from .tracing import Question, ask, on_processor
+from .tracing import Question, ask, on_processor, readable
 
 
 def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:
@@ -96,7 +96,7 @@ class Positions:
         if mask is None:
             return cls(query_length, key_length, start)
         visible = AttentionMask.from_tensor(mask)
-        if not torch.compiler.is_compiling() and not any(visible.extents().first):
+        if readable(mask) and not any(visible.extents().first):
             return cls(query_length, key_length, start)
         keep = visible.keep.any(2).any(1)  # type: ignore[union-attr]
         offset = (keep.cumsum(-1) == 0).sum(-1, keepdim=True)  # (B or 1, 1)
@@ -142,7 +142,7 @@ class Positions:
         graph, which reads no tensor, checks itself when it runs.
         """
         traced = torch.compiler.is_compiling()
-        if self.query is not None and not traced:
+        if self.query is not None and readable(self.query):
             if self.source is None and self.key_length <= max_length:
                 return  # counted from padding: none lies beyond the last key
             ((_, largest),) = ask(_question(self.query if self.source is None else self.source))
@@ -201,7 +201,7 @@ def _question(position_ids: torch.Tensor) -> Question:
 
 def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None) -> bool:
     """Whether position_ids are start, start + 1, … in each row, as far as may be asked."""
-    if torch.compiler.is_compiling():
+    if not readable(position_ids):
         return False
     if isinstance(start, torch.Tensor) and not on_processor(start.device):
         return False

@@ -24,6 +24,11 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
+def readable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may be read: not while a compiler records, nor on the meta device, where it holds nothing."""
+    return not (torch.compiler.is_compiling() or tensor.is_meta)
+
+
 def on_processor(device: torch.device) -> bool:
     """Whether the routes of a processor serve this device, and not those of all others."""
     return device.type == "cpu" and not _forced

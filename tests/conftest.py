@@ -11,7 +11,7 @@ import torch
 
 from tests.models import VARIANTS
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))  # where the package `glue` is
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))  # where the examples are
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

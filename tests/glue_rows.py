@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from glue.tasks import TASKS, Task
 from transformers import BertModel, BertTokenizerFast
 
+from hf_synthesizer.glue.tasks import TASKS, Task
 from tests.models import bert_config
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

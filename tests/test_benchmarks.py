@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from hf_synthesizer import list_variants
+from hf_synthesizer.measuring import timing
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -92,7 +93,7 @@ def test_what_is_in_the_file_is_measured_again_only_when_forced(
 ) -> None:
     attention, grid = benchmarks("attention"), benchmarks("grid")
     measured: list[list[str]] = []
-    spread = benchmarks("timing").Spread(2.0, 1.0, 3.0, 3)
+    spread = timing.Spread(2.0, 1.0, 3.0, 3)
 
     def measure(cell: Any, variants: list[str], rounds: int, seconds: float) -> list[tuple[str, Any, Any]]:
         measured.append(variants)
@@ -124,7 +125,7 @@ def test_a_variant_that_would_not_fit_is_skipped_with_the_reason(
 def test_candidates_take_turns(benchmarks: Any) -> None:
     order: list[str] = []
     runs = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    spreads = benchmarks("timing").interleaved(runs, rounds=3, seconds=60)
+    spreads = timing.interleaved(runs, rounds=3, seconds=60)
     assert "".join(order) == "abc" + "abc" + "bca" + "cab"
     assert all(spread.rounds == 3 for spread in spreads.values())
 
@@ -159,7 +160,7 @@ def test_another_device_is_waited_for_and_counts_its_own_memory(
     arguments.device = "cuda"
     assert benchmarks("grid").results(arguments, ()).path.name == "x-cuda.csv"
     runs = {"a": lambda: calls.append("run")}
-    benchmarks("timing").interleaved(runs, 3, 60, wait=lambda: devices.wait("cuda"))
+    timing.interleaved(runs, 3, 60, wait=lambda: devices.wait("cuda"))
     assert calls[-3:] == ["wait", "run", "wait"]
     assert memory.peak_of(lambda: calls.append("run"), "cuda") == 5_000_000
     assert calls[-5:] == ["wait", "reset", "reset", "run", "wait"]

@@ -16,8 +16,9 @@ from tests.models import bert_config
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import demo  # noqa: E402
-from glue import snippets  # noqa: E402
-from glue.tasks import DataError  # noqa: E402
+import snippets  # noqa: E402
+
+from hf_synthesizer.glue.tasks import DataError  # noqa: E402
 
 
 @pytest.fixture
@@ -55,6 +56,7 @@ def test_the_demo_trains_saves_reloads_and_predicts(
     assert [row["model"] for row in table] == expected
     assert all(0 <= row["score"] <= 1 and row["examples_per_second"] > 0 for row in table)
     assert (output / "attention.png").stat().st_size > 1000
+    assert "toothpaste" in (output / "attention.html").read_text(encoding="utf-8")
     assert json.loads((output / "dense-salience" / "config.json").read_text())["model_type"] == "synthesizer_bert"
     assert json.loads((output / "results.json").read_text()) == table
     printed = capsys.readouterr().out

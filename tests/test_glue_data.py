@@ -9,15 +9,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from datasets import Dataset
-from glue import data as glue_data
-from glue.conversion import ConversionArguments, convert, parse_layers, transfer_text
-from glue.data import DataArguments, load_data, tokenize
-from glue.metrics import LocalGlueMetric, load_metric, predictions_of
-from glue.tasks import TASKS, DataError, get_task
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
+from hf_synthesizer.glue import data as glue_data
+from hf_synthesizer.glue.conversion import ConversionArguments, convert, transfer_text
+from hf_synthesizer.glue.data import DataArguments, load_data, tokenize
+from hf_synthesizer.glue.metrics import LocalGlueMetric, load_metric, predictions_of
+from hf_synthesizer.glue.tasks import TASKS, DataError, get_task
+from hf_synthesizer.patching.plan import parse_layers
 from tests.glue_rows import GOOD, row_of, write_rows
 
 # ---- metrics ----------------------------------------------------------------------------------------------------
@@ -200,8 +201,9 @@ def test_other_bad_input_is_one_clear_sentence(tmp_path: Path, glue_dir: Path) -
 
 def test_layers_on_the_command_line() -> None:
     assert parse_layers("0-2,5") == [0, 1, 2, 5] and parse_layers(None) is None
+    assert parse_layers("encoder,decoder.0-1,decoder.3") == {"encoder": True, "decoder": [0, 1, 3]}
     with pytest.raises(ValueError, match="indices and ranges"):
-        parse_layers("first")
+        parse_layers("0-x")
 
 
 def test_conversion_flags_need_a_variant(model_dir: Path) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from glue import data as glue_data
-from glue.data import DataArguments, load_data, tokenize
-from glue.tasks import get_task
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
 from hf_synthesizer import InvalidConfigError
+from hf_synthesizer.glue import data as glue_data
+from hf_synthesizer.glue.data import DataArguments, load_data, tokenize
+from hf_synthesizer.glue.tasks import get_task
 from tests.glue_rows import EXAMPLES, GOOD, write_rows
 
 run_glue = importlib.import_module("run_glue")

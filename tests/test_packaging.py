@@ -75,9 +75,19 @@ def test_the_wheel_holds_the_package_and_nothing_else(contents: list[str]):
 
 def test_the_wheel_holds_every_file_of_the_package(contents: list[str]):
     package = ROOT / "hf_synthesizer"
-    kept = [path for path in package.rglob("*") if path.is_file() and path.suffix in (".py", ".md", ".typed")]
+    kept = [
+        path
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix in (".py", ".md", ".html", ".csv", ".typed")
+    ]
     assert "hf_synthesizer/py.typed" in contents
     assert {path.relative_to(ROOT).as_posix() for path in kept} <= set(contents)
+
+
+def test_the_wheel_brings_the_command(wheel: Path, contents: list[str]):
+    (name,) = (name for name in contents if name.endswith(".dist-info/entry_points.txt"))
+    with zipfile.ZipFile(wheel) as archive:
+        assert "hf-synthesizer = hf_synthesizer.cli.app:main" in archive.read(name).decode()
 
 
 def test_the_version_is_stated_once(metadata: Message):
@@ -124,7 +134,7 @@ def test_the_metadata_carries_licence_readme_and_extras(metadata: Message, conte
     assert "Apache-2.0" in (metadata["License-Expression"], metadata["License"])
     assert any(name.endswith("/LICENSE") for name in contents)
     assert metadata["Description-Content-Type"] == "text/markdown"
-    assert {"docs", "examples", "export", "peft", "test"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"docs", "examples", "export", "page", "peft", "plots", "test"} <= set(metadata.get_all("Provides-Extra"))
 
 
 def test_the_wheel_imports_in_an_empty_environment(wheel: Path, tmp_path: Path):

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from glue.variation import special_ids, vary
+
+from hf_synthesizer.glue.variation import special_ids, vary
 
 CLS, SEP = 101, 102
 

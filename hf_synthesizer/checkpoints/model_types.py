@@ -1,7 +1,4 @@
-"""The model types of patched checkpoints, as `AutoConfig` looks them up: the one thing that the import of the package does.
-
-It imports nothing but Transformers' mapping of model types.
-"""
+"""The model types of patched checkpoints, as `AutoConfig` looks them up."""
 
 from __future__ import annotations
 

@@ -275,6 +275,8 @@ class GuestFace(SynthesizerMixin):
         if call.mask is not None and mask._base is not None and mask._base in (call.mask, call.mask._base):
             return
         hidden = torch.finfo(mask.dtype).min / 2
+        if mask.is_meta:  # nothing is computed there
+            return
         if torch.compiler.is_compiling() or not bool(((mask == 0) | (mask < hidden)).all()):
             raise UnsupportedModelError(
                 f"{self.stock_class.__name__} adds logits of its own to its mask, which would stay beside synthesized ones. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
@@ -153,6 +154,38 @@ def _describe(slots: list[Slot]) -> str:
     if not stacks:
         return "no self-attention layers"
     return ", ".join(f"{stack} layers 0 to {_depth(slots, stack) - 1}" for stack in stacks)
+
+
+def parse_layers(text: str | None) -> list[int] | dict[str, Any] | None:
+    """Layers as a command line names them: `"0-3,5"` → `[0, 1, 2, 3, 5]`; `"encoder,decoder.0-1"` →
+    `{"encoder": True, "decoder": [0, 1]}`; None → None, all of them.
+
+    Raises:
+        InvalidConfigError: for anything else.
+    """
+    if text is None:
+        return None
+    indices: list[int] = []
+    stacks: dict[str, Any] = {}
+    for part in (part.strip() for part in text.split(",")):
+        match = re.fullmatch(r"(?:([A-Za-z_]\w*)(?:\.|$))?(?:(\d+)(?:-(\d+))?)?", part)
+        stack, first, last = match.groups() if match and part else (None, None, None)
+        if stack is None and first is None:
+            raise InvalidConfigError(
+                f"--layers {text}: give indices and ranges such as 0-3,5, stacks such as encoder or decoder.0-3, or 'suggest'."
+            )
+        numbers = list(range(int(first), int(last or first) + 1)) if first else []
+        if stack is None:
+            indices += numbers
+        elif not numbers or stacks.get(stack) is True:
+            stacks[stack] = True
+        else:
+            stacks[stack] = [*stacks.get(stack, []), *numbers]
+    if indices and stacks:
+        raise InvalidConfigError(
+            f"--layers {text} names some layers with their stack and others without: name it for all."
+        )
+    return stacks or indices
 
 
 def plan_to_json(plan: Plan, slots: list[Slot], base_model: str | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -39,6 +39,38 @@ class Suggestion(dict[int | str, str | SynthesizerConfig]):
         super().__init__(hybrid)
         self.costs = costs
         self.total = total
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: what `from_dict` takes, and the command `patch --plan`."""
+        hybrid = {
+            str(layer): variant.to_dict() if isinstance(variant, SynthesizerConfig) else variant
+            for layer, variant in self.items()
+        }
+        return {"hybrid": hybrid, "costs": self.costs, "total": self.total}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Suggestion:
+        """The inverse of `to_dict`; the measured costs may be missing.
+
+        Raises:
+            InvalidConfigError: for data that names no layers.
+        """
+        hybrid = data.get("hybrid") if isinstance(data, Mapping) else None
+        if not isinstance(hybrid, Mapping) or not hybrid:
+            raise InvalidConfigError(
+                'A plan is a dict such as {"hybrid": {"0": "random", "1": {"variant": "factorized_random", "rank": 4}}}, as '
+                "suggest_layers writes it; found " + repr(data)[:200] + "."
+            )
+        return cls(
+            {
+                int(layer) if layer.lstrip("-").isdigit() else layer: SynthesizerConfig.from_dict(variant)
+                if isinstance(variant, Mapping)
+                else variant
+                for layer, variant in hybrid.items()
+            },
+            data.get("costs", {}),
+            data.get("total", {}),
+        )
 
     def __str__(self) -> str:
         lines = [f"{'layer':14}{'swapped alone':>15}{'with the earlier':>18}  suggestion"]

@@ -15,8 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_synthesizer import InvalidConfigError
-
+from ..errors import InvalidConfigError
 from .tasks import Task
 
 
@@ -74,14 +73,13 @@ def load_stock(
     path: str, task: Task, device: torch.device | str = "cpu", *, trained_head: bool = False
 ) -> PreTrainedModel:
     """A teacher for the task; see `load_model`."""
-    return _build(task, path, AutoConfig.from_pretrained(path), trained_head).to(device)
+    built: Any = _build(task, path, AutoConfig.from_pretrained(path), trained_head)
+    return built.to(device)
 
 
 def _build(task: Task, path: str, config: Any, trained_head: bool, **options: Any) -> PreTrainedModel:
-    if task.multiple_choice:
-        build = AutoModelForMultipleChoice
-    else:
-        build = AutoModelForSequenceClassification
+    build: Any = AutoModelForMultipleChoice if task.multiple_choice else AutoModelForSequenceClassification
+    if not task.multiple_choice:
         _describe_labels(config, task)
     model, info = build.from_pretrained(path, config=config, output_loading_info=True, **options)
     fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})

@@ -13,8 +13,11 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_synthesizer import InvalidConfigError, patch_model, patch_report, suggest_layers, transfer_attention
-
+from ..errors import InvalidConfigError
+from ..patching.plan import parse_layers
+from ..patching.report import patch_report
+from ..patching.swap import patch_model
+from ..transfer import suggest_layers, transfer_attention
 from .data import DataArguments, arrange
 from .model import ModelArguments, load_model, load_stock
 from .tasks import Task
@@ -61,23 +64,6 @@ class ConversionArguments:
     )
 
 
-def parse_layers(text: str | None) -> list[int] | None:
-    """`"0-3,5"` → `[0, 1, 2, 3, 5]`.
-
-    Raises:
-        InvalidConfigError: for anything else.
-    """
-    if text is None:
-        return None
-    layers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise InvalidConfigError(f"--layers {text}: give indices and ranges such as 0-3,5, or 'suggest'.")
-        layers += range(int(first), int(last if dash else first) + 1)
-    return layers
-
-
 def transfer_text(
     rows: Dataset,
     arguments: ConversionArguments,
@@ -119,11 +105,10 @@ def load_student_and_teacher(
         InvalidConfigError: for a head that is none.
     """
     trained_head = arguments.transfer_answers > 0
+    student: Any = load_model(model_arguments, task, trained_head=trained_head and not arguments.teacher)
     if not arguments.teacher:
-        return load_model(model_arguments, task, trained_head=trained_head).to(device), None
-    return load_model(model_arguments, task).to(device), load_stock(
-        arguments.teacher, task, device, trained_head=trained_head
-    )
+        return student.to(device), None
+    return student.to(device), load_stock(arguments.teacher, task, device, trained_head=trained_head)
 
 
 def convert(
@@ -158,7 +143,7 @@ def convert(
             "--transfer_method average is a closed form and takes no steps: leave --transfer_steps and --transfer_answers "
             "out, or take --transfer_method auto."
         )
-    options = {} if arguments.mixing is None else {"mixing": arguments.mixing}
+    options: dict[str, Any] = {} if arguments.mixing is None else {"mixing": arguments.mixing}
     stock = copy.deepcopy(model) if teacher is None else teacher
     if arguments.layers == "suggest":
         hybrid = suggest_layers(

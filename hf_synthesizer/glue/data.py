@@ -69,14 +69,14 @@ def load_data(arguments: DataArguments) -> tuple[Task, DatasetDict]:
         DataError: for an unknown task, a missing file, column or row, or a label that does not fit.
     """
     task = get_task(arguments.task_name) if arguments.task_name else None
-    files = {
+    named = {
         "train": arguments.train_file,
         "validation": arguments.validation_file,
         "test": arguments.test_file,
     }
-    files = {split: name for split, name in files.items() if name}
+    files = {split: Path(name) for split, name in named.items() if name}
     if files:
-        splits = read_files({split: Path(name) for split, name in files.items()})
+        splits = read_files(files)
         task = task or infer_task(splits)
     elif task is None:
         raise DataError(

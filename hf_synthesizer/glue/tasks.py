@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_synthesizer.errors import SynthesizerError, did_you_mean
+from ..errors import SynthesizerError, did_you_mean
 
 GLUE = "nyu-mll/glue"
 SUPER_GLUE = "aps/super_glue"

@@ -1,1 +1,0 @@
-"""What the GLUE examples and the GLUE benchmark share: tasks, data, metrics, conversion."""

@@ -1,0 +1,5 @@
+"""`python -m hf_synthesizer`: the command line."""
+
+from .cli.app import main
+
+main()

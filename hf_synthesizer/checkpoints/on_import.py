@@ -1,0 +1,59 @@
+"""Let `AutoConfig` know the model types of patched checkpoints as soon as there is one: when Transformers imports its mapping.
+
+So the import of this package imports neither Transformers nor torch, and whoever asks the command line for help need not wait
+for them. Nothing of Transformers is changed: its mapping gets our entries right after it was made, or now if it is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MAPPING = "transformers.models.auto.configuration_auto"
+
+
+def serve_when_imported() -> None:
+    """Serve the model types now, or when Transformers' mapping of them is imported: once."""
+    if hasattr(sys.modules.get(MAPPING), "CONFIG_MAPPING"):
+        _serve()
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _serve() -> None:
+    importlib.import_module(".model_types", __package__).serve_model_types()
+
+
+class _Finder(MetaPathFinder):
+    """Finds that one module as everybody else does, and is gone."""
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != MAPPING:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads a module by its own loader, then serves the model types."""
+
+    def __init__(self, own: Loader):
+        self.own = own
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self.own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.own
+        self.own.exec_module(module)
+        _serve()

@@ -1,0 +1,59 @@
+"""`hf-synthesizer` and `python -m hf_synthesizer`: the list of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import SynthesizerError
+from ..version import __version__
+from . import console, glue, listing, machine, patching, pictures, teaching
+
+HELP = """Synthesizer attention for Hugging Face models: convert, teach, measure, draw, push.
+
+A MODEL is a name on the Hub, or a folder, of a stock model or of a converted one.
+
+\b
+Examples:
+  hf-synthesizer variants
+  hf-synthesizer patch bert-base-uncased --variant dense+salience --output converted
+  hf-synthesizer suggest bert-base-uncased --variant random --budget 0.5 --texts texts.txt --json > plan.json
+  hf-synthesizer patch bert-base-uncased --plan plan.json --output converted
+  hf-synthesizer transfer converted --texts texts.txt --output taught
+  hf-synthesizer report taught --lengths 128,512
+  hf-synthesizer push taught me/bert-synthesizer
+
+A command leaves with 0 when all went well, with 1 and one message when something cannot be, with 2 when it was called
+wrongly. Reports go to stdout, as JSON with --json; everything else goes to stderr.
+"""
+
+app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+for commands in (listing, patching, teaching, glue, machine):
+    commands.add_to(app)
+app.add_typer(pictures.plot, name="plot")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
+def main() -> None:
+    """Run the command of the command line."""
+    if not console.watched():
+        console.hide_progress_bars()
+    try:
+        app(prog_name="hf-synthesizer")
+    except (SynthesizerError, OSError, ModuleNotFoundError, KeyboardInterrupt) as error:
+        console.fail(error)

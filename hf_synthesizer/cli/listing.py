@@ -1,0 +1,58 @@
+"""`variants` and `families`: what there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from .console import Json, report
+
+
+def add_to(app: typer.Typer) -> None:
+    """The commands of this file."""
+    app.command()(variants)
+    app.command()(families)
+
+
+def variants(json: Json = False) -> None:
+    """List the kinds of synthesized attention, their formulas, parameters and options.
+
+    \b
+    Example:
+      hf-synthesizer variants --json
+    """
+    from ..synthesizers import list_variants
+    from ..synthesizers.registry import get_variant
+
+    found: dict[str, dict[str, Any]] = {
+        name: {
+            "formula": cls.formula,
+            "parameters": cls.parameter_formula,
+            "options": sorted(cls.options),
+            "mixes": not cls.chooses_keys,
+        }
+        for name in list_variants()
+        for cls in [get_variant(name)]
+    }
+    lines = [f"{'variant':20}S[h, i, j]"]
+    for name, facts in found.items():
+        options = f"   options: {', '.join(facts['options'])}" if facts["options"] else ""
+        lines += [f"{name:20}{facts['formula']}", f"{'':20}parameters: {facts['parameters']}{options}"]
+    lines.append("A mixture adds the logits of several: random+dot_product.")
+    report(found, "\n".join(lines), json)
+
+
+def families(json: Json = False) -> None:
+    """List the model types that can be patched, and the face that serves each.
+
+    \b
+    Example:
+      hf-synthesizer families | grep llama
+    """
+    from ..faces import list_families
+    from ..faces.registry import served_types
+
+    faces = served_types()
+    found = {name: faces.get(name, "registered") for name in list_families()}
+    report(found, "\n".join(f"{name:32}{face}" for name, face in found.items()), json)

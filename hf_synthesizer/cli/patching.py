@@ -1,0 +1,142 @@
+"""`patch`, `report` and `push`: from a stock model to a converted one, what it is, and where it goes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import CommandError, Json, working
+from .console import report as show
+from .models import AutoClass, Model, Task, find_tokenizer, load, outline
+from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, spec_of
+
+Output = Annotated[Path, typer.Option(help="The folder to write.", file_okay=False)]
+
+
+def add_to(app: typer.Typer) -> None:
+    """The commands of this file."""
+    for command in (patch, report, push):
+        app.command()(command)
+
+
+def patch(
+    model: Model,
+    output: Output,
+    variant: Variant = None,
+    plan: Plan = None,
+    layers: Layers = None,
+    max_length: MaxLength = None,
+    option: Options = None,
+    task: Task = None,
+    auto_class: AutoClass = None,
+    json: Json = False,
+) -> None:
+    """Replace self-attention by synthesized attention, and save the model with its tokenizer.
+
+    What is written has to be trained: with `transfer`, `finetune`, or a Trainer of yours.
+
+    \b
+    Examples:
+      hf-synthesizer patch bert-base-uncased --variant dense+salience --max-length 128 --output converted
+      hf-synthesizer patch t5-small --variant factorized_random --option rank=16 --layers encoder --output converted
+      hf-synthesizer patch bert-base-uncased --variant 0=random --variant 1=dense --output hybrid
+      hf-synthesizer patch bert-base-uncased --plan plan.json --output converted
+    """
+    spec, options = spec_of(variant, plan), options_of(option, max_length)
+    from ..patching.plan import parse_layers
+    from ..patching.report import patch_report
+    from ..patching.swap import patch_model
+
+    with working():
+        loaded = patch_model(load(model, task, auto_class), spec, layers=parse_layers(layers), **options)
+        tokenizer = save(loaded, model, output)
+    found = patch_report(loaded)
+    data: dict[str, Any] = {
+        "output": str(output),
+        "tokenizer": tokenizer,
+        "parameters": found.parameters_after,
+        "stock_parameters": found.parameters_before,
+        "synthesized": [asdict(layer) for layer in found.swapped],
+        "stock": [asdict(layer) for layer in found.left],
+    }
+    saved = f"saved in {output}" + ("" if tokenizer else ", without a tokenizer: the model has none")
+    show(data, f"{found}\n{saved}", json)
+
+
+def report(
+    model: Model,
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="Lengths in tokens, with commas between. Default: 128,512,2048 as far as they fit."),
+    ] = None,
+    task: Task = None,
+    auto_class: AutoClass = None,
+    json: Json = False,
+) -> None:
+    """Say what of a model is synthesized, and what that costs: parameters, operations, bytes of cache, beside stock.
+
+    Weights are not loaded.
+
+    \b
+    Example:
+      hf-synthesizer report converted --lengths 128,512 --json
+    """
+    chosen = None if lengths is None else numbers(lengths, "--lengths")
+    with working():
+        from ..measuring.costs import cost_report
+
+        found = cost_report(outline(model, task, auto_class), chosen)
+    show(found.to_dict(), str(found), json)
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="The folder of a saved model.", show_default=False)],
+    repository: Annotated[
+        str, typer.Argument(help="Its name on the Hub, such as me/bert-synthesizer.", show_default=False)
+    ],
+    private: Annotated[bool, typer.Option("--private", help="Make a repository that only you can see.")] = False,
+    message: Annotated[str | None, typer.Option(help="The message of the commit.")] = None,
+    json: Json = False,
+) -> None:
+    """Upload a saved model, its tokenizer and its model card to the Hub; `hf auth login` first, once.
+
+    \b
+    Example:
+      hf-synthesizer push taught me/bert-synthesizer
+    """
+    if not folder.is_dir():
+        raise CommandError(f"{folder} is no folder: name one that `patch`, `transfer` or save_pretrained wrote.")
+    with working():
+        loaded: Any = load(str(folder))
+        tokenizer = find_tokenizer(str(folder))
+        options: dict[str, Any] = {} if message is None else {"commit_message": message}
+        pushed = loaded.push_to_hub(repository, private=private or None, **options)
+        if tokenizer is not None:
+            tokenizer.push_to_hub(repository, **options)
+    address = str(getattr(pushed, "repo_url", None) or repository)
+    data = {"repository": repository, "address": address, "tokenizer": tokenizer is not None}
+    show(data, f"pushed to {address}", json)
+
+
+def save(model: Any, source: str, output: Path) -> bool:
+    """Write a model and the tokenizer that its source has; whether it has one."""
+    model.save_pretrained(output)
+    tokenizer = find_tokenizer(source)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(output)
+    return tokenizer is not None
+
+
+def numbers(text: str, option: str, least: int = 1) -> list[int]:
+    """`"128,512"` → `[128, 512]`.
+
+    Raises:
+        BadParameter: for anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) >= least for part in parts):
+        raise typer.BadParameter(f"{option} {text}: give numbers from {least} on with commas between, such as 4,16.")
+    return [int(part) for part in parts]

@@ -1,0 +1,174 @@
+"""`plot`: pictures as PNG or SVG, and the page of attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import CommandError, Json, working
+from .console import report as show
+from .models import AutoClass, Model, Task, load, load_tokenizer
+from .patching import numbers
+from .variants import read_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HELP = """Draw what models look at, what they have learnt and what was measured; PNG or SVG, by the ending of --output.
+
+\b
+Examples:
+  hf-synthesizer plot attention taught --text "Not nearly as bad as the trailer." --teacher bert-base-uncased --output a.png
+  hf-synthesizer plot page taught --text "Not nearly as bad as the trailer." --teacher bert-base-uncased --output a.html
+  hf-synthesizer plot synthesizer taught --output learnt.svg
+  hf-synthesizer plot suggestion plan.json --output plan.png
+"""
+
+plot = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
+
+Output = Annotated[Path, typer.Option(help="The file to write.", dir_okay=False)]
+Text = Annotated[list[str], typer.Option("--text", metavar="TEXT", help="What the model reads; once for each.")]
+Teacher = Annotated[str | None, typer.Option(help="The stock model, to be shown beside it.")]
+Heads = Annotated[str | None, typer.Option(help="Which heads, such as 0,3. Default: four of them.")]
+Layers = Annotated[str | None, typer.Option(help="Which layers, such as 0,5. Default: some of them.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, exists=True)]
+
+
+@plot.command()
+def attention(
+    model: Model,
+    text: Text,
+    output: Output,
+    teacher: Teacher = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    task: Task = None,
+    auto_class: AutoClass = None,
+    json: Json = False,
+) -> None:
+    """Draw where heads look, layer by layer, for the first text; with a teacher, also its maps and the difference."""
+    with working():
+        from ..plots import plot_attention
+
+        drawn, stock, tokenizer = _loaded(model, teacher, task, auto_class)
+        inputs = tokenizer(text[0], truncation=True, return_tensors="pt")
+        figure = plot_attention(
+            drawn, inputs, stock, tokenizer=tokenizer, layers=_indices(layers), heads=_indices(heads)
+        )
+    _write(figure, output, json)
+
+
+@plot.command()
+def page(
+    model: Model,
+    text: Text,
+    output: Output,
+    teacher: Teacher = None,
+    task: Task = None,
+    auto_class: AutoClass = None,
+    json: Json = False,
+) -> None:
+    """Write one HTML file to touch attention in: choose text, layer and head, point at a token. It needs no network."""
+    with working():
+        from ..pictures import attention_page
+
+        drawn, stock, tokenizer = _loaded(model, teacher, task, auto_class)
+        written = attention_page(drawn, text, stock, tokenizer=tokenizer, title=f"Attention of {model}")
+        output.write_text(written, encoding="utf-8")
+    show({"output": str(output)}, f"written: {output}", json)
+
+
+@plot.command()
+def synthesizer(
+    model: Model,
+    output: Output,
+    layers: Layers = None,
+    heads: Heads = None,
+    task: Task = None,
+    auto_class: AutoClass = None,
+    json: Json = False,
+) -> None:
+    """Draw what the synthesized layers of a model have learnt, whatever the input."""
+    with working():
+        from ..plots import plot_synthesizer
+
+        figure = plot_synthesizer(load(model, task, auto_class), layers=_indices(layers), heads=_indices(heads))
+    _write(figure, output, json)
+
+
+@plot.command()
+def suggestion(file: File, output: Output, json: Json = False) -> None:
+    """Draw what `suggest --json` measured."""
+    with working():
+        from ..plots import plot_suggestion
+
+        figure = plot_suggestion(read_json(file))
+    _write(figure, output, json)
+
+
+@plot.command()
+def transfer(file: File, output: Output, json: Json = False) -> None:
+    """Draw the report that `transfer --json` printed."""
+    with working():
+        from ..plots import plot_transfer
+
+        figure = plot_transfer(read_json(file))
+    _write(figure, output, json)
+
+
+@plot.command()
+def training(file: File, output: Output, json: Json = False) -> None:
+    """Draw losses and scores of a Trainer, from its trainer_state.json or the folder that holds it."""
+    with working():
+        from ..plots import plot_training
+
+        figure = plot_training(file)
+    _write(figure, output, json)
+
+
+@plot.command()
+def benchmark(
+    file: File,
+    output: Output,
+    memory: Annotated[bool, typer.Option("--memory", help="Peak memory, instead of speed.")] = False,
+    conditions: Annotated[
+        str | None, typer.Option(help="Which of the plots, such as inference-none-float32. Default: the first.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Draw what the repository's benchmarks have measured against the length, from one of their CSV files."""
+    with working():
+        import csv
+
+        from ..plots import plot_lengths
+        from ..plots.lengths import MEMORY, SPEED, curves
+
+        column, label = MEMORY if memory else SPEED
+        with file.open(newline="", encoding="utf-8") as lines:
+            rows = list(csv.DictReader(lines))
+        if not rows or column not in rows[0] or "variant" not in rows[0]:
+            raise CommandError(f"{file} holds no column {column!r} of a benchmark; try with or without --memory.")
+        found = dict(curves(rows, column))
+        name = conditions or next(iter(found), "")
+        if name not in found:
+            raise CommandError(f"{file} has no plot {name!r}; it has {', '.join(found) or 'none'}.")
+        figure = plot_lengths(found[name], label, name.replace("-", ", "))
+    _write(figure, output, json)
+
+
+def _loaded(model: str, teacher: str | None, task: str | None, auto_class: str | None) -> tuple[Any, Any, Any]:
+    stock = None if teacher is None else load(teacher, task, auto_class)
+    return load(model, task, auto_class), stock, load_tokenizer(model)
+
+
+def _indices(text: str | None) -> list[int] | None:
+    return None if text is None else numbers(text, "--layers or --heads", least=0)
+
+
+def _write(figure: Figure, output: Path, json: bool) -> None:
+    from ..plots import save
+
+    save(figure, output)
+    show({"output": str(output)}, f"written: {output}", json)

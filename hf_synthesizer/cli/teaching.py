@@ -1,0 +1,119 @@
+"""`suggest` and `transfer`: which layers to synthesize, and teaching them what stock attention does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import CommandError, Json, watched, working
+from .console import report as show
+from .models import AutoClass, Model, Task, load, load_config, load_tokenizer
+from .patching import Output, save
+from .variants import MaxLength, Options, options_of
+
+Texts = Annotated[
+    Path, typer.Option(help="A file with a text a line, or a .jsonl file; no labels.", exists=True, dir_okay=False)
+]
+Column = Annotated[str, typer.Option(help="Where a .jsonl file has its texts.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Texts of a step.")]
+Seed = Annotated[int, typer.Option(help="Of the order of the texts.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """The commands of this file."""
+    for command in (suggest, transfer):
+        app.command()(command)
+
+
+def suggest(
+    model: Model,
+    variant: Annotated[str, typer.Option(help="What the chosen layers get.")],
+    texts: Texts,
+    budget: Annotated[
+        str, typer.Option(help="A share of the layers, such as 0.5, or a number of them, such as 3.")
+    ] = "0.5",
+    steps: Annotated[int, typer.Option(min=0, help="Steps in which the logits learn before they are judged.")] = 150,
+    batches: Annotated[int, typer.Option(min=1, help="Batches that each swap is measured on.")] = 8,
+    batch_size: BatchSize = 32,
+    max_length: MaxLength = None,
+    option: Options = None,
+    column: Column = "text",
+    seed: Seed = 0,
+    task: Task = None,
+    auto_class: AutoClass = None,
+    json: Json = False,
+) -> None:
+    """Measure what each layer loses, and suggest which to synthesize; the JSON is what `patch --plan` takes.
+
+    \b
+    Example:
+      hf-synthesizer suggest bert-base-uncased --variant random --budget 0.5 --texts texts.txt --json > plan.json
+    """
+    share: int | float
+    try:
+        share = int(budget) if budget.isdigit() else float(budget)
+    except ValueError:
+        raise typer.BadParameter(f"--budget {budget}: give a share such as 0.5, or a number such as 3.") from None
+    options = options_of(option, max_length)
+    with working():
+        from ..config import SynthesizerConfig
+        from ..transfer import suggest_layers
+        from ..transfer.texts import read_texts, text_batches
+
+        rows, teacher, tokenizer = read_texts(texts, column), load(model, task, auto_class), load_tokenizer(model)
+        loader = text_batches(rows, tokenizer, teacher, batch_size=batch_size, max_length=max_length, seed=seed)
+        config = SynthesizerConfig.create(variant, **options)  # the plan then says all that patch has to know
+        found = suggest_layers(
+            teacher,
+            loader,
+            config,
+            share,
+            steps=steps,
+            batches=batches,
+            progress=watched(),
+            max_length=config.max_length,
+        )
+    show(found.to_dict(), str(found), json)
+
+
+def transfer(
+    model: Model,
+    texts: Texts,
+    output: Output,
+    teacher: Annotated[
+        str | None,
+        typer.Option(help="The stock model that teaches. Default: the one that was patched, by its Hub name."),
+    ] = None,
+    method: Annotated[str, typer.Option(help="auto, average (closed forms alone) or distill.")] = "auto",
+    steps: Annotated[int, typer.Option(min=0, help="Training steps.")] = 900,
+    batch_size: BatchSize = 32,
+    column: Column = "text",
+    seed: Seed = 0,
+    task: Task = None,
+    auto_class: AutoClass = None,
+    json: Json = False,
+) -> None:
+    """Teach a converted model to attend as its stock teacher does, and save it. Without labels.
+
+    \b
+    Example:
+      hf-synthesizer transfer converted --teacher bert-base-uncased --texts texts.txt --output taught
+    """
+    with working():
+        from ..pictures.recorded import longest_of
+        from ..transfer import transfer_attention
+        from ..transfer.texts import read_texts, text_batches
+
+        rows = read_texts(texts, column)
+        base = teacher or (getattr(load_config(model), "synthesizer", None) or {}).get("base_model")
+        if base is None:
+            raise CommandError(f"{model} does not say which stock model it was made of: name it with --teacher.")
+        student, stock, tokenizer = load(model, task, auto_class), load(base, task, auto_class), load_tokenizer(model)
+        loader = text_batches(
+            rows, tokenizer, student, batch_size=batch_size, max_length=longest_of(student), seed=seed
+        )
+        found = transfer_attention(student, stock, loader, method, steps, progress=watched())
+        save(student, model, output)
+    show({**found.to_dict(), "output": str(output)}, f"{found}\nsaved in {output}", json)

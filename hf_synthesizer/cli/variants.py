@@ -1,0 +1,109 @@
+"""What becomes of the attention, as options say it: --variant, --layers, --max-length, --option, --plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import CommandError
+
+if TYPE_CHECKING:
+    from ..transfer import Suggestion
+
+Variant = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="VARIANT",
+        help="A variant or a mixture, such as dense+salience; or LAYER=VARIANT, once for each layer or stack of a hybrid.",
+    ),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option(help="Which layers, such as 0-3,5 or encoder,decoder.0-1. Default: all.", metavar="LAYERS"),
+]
+MaxLength = Annotated[
+    int | None, typer.Option(min=1, help="The longest sequence, in tokens. Default: the model's own maximum.")
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="An option of the variant, such as rank=16; once for each."),
+]
+Plan = Annotated[
+    Path | None, typer.Option(help="A file that `suggest --json` wrote, instead of --variant.", dir_okay=False)
+]
+
+
+def spec_of(variant: list[str] | None, plan: Path | None) -> str | dict[int | str, Any]:
+    """What `patch_model` takes as a variant.
+
+    Variants are looked up before a model is loaded, which may take long.
+
+    Raises:
+        BadParameter: for none, or two ways to say it.
+        UnknownVariantError, InvalidConfigError: for a variant that cannot be, or a bad plan.
+    """
+    if (plan is None) == (not variant):
+        raise typer.BadParameter("Say what the attention becomes: either with --variant, or with --plan.")
+    if plan is not None:
+        return dict(read_plan(plan))
+    from ..synthesizers.registry import split_variant
+
+    given = variant or []
+    for part in given:
+        split_variant(part.rpartition("=")[2])
+    if len(given) == 1 and "=" not in given[0]:
+        return given[0]
+    hybrid: dict[int | str, Any] = {}
+    for part in given:
+        layer, equals, name = part.partition("=")
+        if not equals:
+            raise typer.BadParameter(
+                f"--variant {part}: several variants make a hybrid, each for its layer: 0={part}."
+            )
+        hybrid[int(layer) if layer.lstrip("-").isdigit() else layer] = name
+    return hybrid
+
+
+def read_plan(path: Path) -> Suggestion:
+    """What `suggest --json` wrote.
+
+    Raises:
+        CommandError: for a file that is no JSON.
+        InvalidConfigError: for JSON that is no plan.
+    """
+    from ..transfer import Suggestion
+
+    return Suggestion.from_dict(read_json(path))
+
+
+def read_json(path: Path) -> Any:
+    """The contents of a file.
+
+    Raises:
+        CommandError: for a file that is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CommandError(f"{path} is no JSON ({error}).") from error
+
+
+def options_of(options: list[str] | None, max_length: int | None) -> dict[str, Any]:
+    """Keyword arguments of `patch_model`; a value is JSON where it can be (16, true, [32, 16]), and else a string.
+
+    Raises:
+        BadParameter: for an option without a value.
+    """
+    found: dict[str, Any] = {} if max_length is None else {"max_length": max_length}
+    for option in options or ():
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--option {option}: write it as NAME=VALUE, such as rank=16.")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found

@@ -1,0 +1,94 @@
+"""The attention weights of every self-attention layer of a model, stock or patched, for some inputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import InvalidConfigError, UnsupportedModelError
+from ..faces.mixin import SynthesizerMixin
+from ..patching.slots import find_slots
+from ..transfer.observe import observing, on_device
+
+STOCK = "stock"
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """What one layer looks at: `weights` (B, H, L, L), float32 on the processor; `attention` is its variant, or "stock"."""
+
+    label: str
+    attention: str
+    weights: torch.Tensor
+
+
+def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[LayerWeights]:
+    """Run a model once, under eager attention and without dropout, and keep the weights of its self-attention layers.
+
+    The model is left as it was. An encoder-decoder without decoder inputs decodes what it reads.
+
+    Raises:
+        UnsupportedModelError: for a model without self-attention that gives its weights.
+    """
+    batch = dict(inputs)
+    if model.config.is_encoder_decoder and not {"decoder_input_ids", "labels"} & batch.keys():
+        batch["decoder_input_ids"] = batch["input_ids"]
+    slots, _ = find_slots(model)
+    found: dict[str, torch.Tensor] = {}
+
+    def watch(label: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            weights = output[-1] if isinstance(output, tuple) else None
+            if isinstance(weights, torch.Tensor) and weights.dim() == 4:
+                found[label] = weights.detach().float().cpu()
+
+        return hook
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(observing(model, backend="eager"))
+        for slot in slots:
+            stack.callback(slot.module.register_forward_hook(watch(slot.label)).remove)
+        with torch.no_grad():
+            model(**on_device(batch, model))
+    if not found:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no self-attention layer that gives its weights, so that there is nothing to show."
+        )
+    return [
+        LayerWeights(slot.label, attention_of(slot.module), found[slot.label]) for slot in slots if slot.label in found
+    ]
+
+
+def attention_of(module: nn.Module) -> str:
+    """The variant of a layer, or "stock"."""
+    return module.synthesizer.config.variant if isinstance(module, SynthesizerMixin) else STOCK
+
+
+def longest_of(model: nn.Module) -> int | None:
+    """How many tokens the synthesized layers of a model take; None where there are none."""
+    modules = [module for module in model.modules() if isinstance(module, SynthesizerMixin)]
+    return min((module.synthesizer.config.max_length or 0 for module in modules), default=None)
+
+
+def tokenizer_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    """The given tokenizer, or the one beside the checkpoint that the model was loaded from.
+
+    Raises:
+        InvalidConfigError: where there is none.
+    """
+    if tokenizer is not None:
+        return tokenizer
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model.name_or_path)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidConfigError(
+            f"No tokenizer was given, and none is found beside the model ({model.name_or_path!r}): pass tokenizer=…."
+        ) from error

@@ -1,0 +1,90 @@
+"""What all pictures have in common: colours, maps of numbers, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ..errors import InvalidConfigError
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#b8a900")
+"""Okabe and Ito's, in an order whose neighbours differ most; the yellow is darkened, for it stands on white."""
+QUIET, STOCK = "#8a9299", "#000000"
+WEIGHTS, SIGNED = "Blues", "PuOr"
+"""Colour maps: of numbers from 0, and of numbers around 0."""
+FORMATS = (".png", ".svg")
+CELL = 1.5
+"""Inches of a small map."""
+FEW_LABELS = 40
+"""Up to so many tokens have their names at the axes."""
+
+
+def save(figure: Figure, path: str | Path, *, dpi: int = 150) -> Path:
+    """Write a figure as PNG or SVG, by the ending of the path; the path.
+
+    Raises:
+        InvalidConfigError: for another ending.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise InvalidConfigError(f"A picture is written as {' or '.join(FORMATS)}, and {path.name!r} ends otherwise.")
+    figure.savefig(path, dpi=dpi)
+    return path
+
+
+def draw_map(
+    axis: Axes, values: torch.Tensor, *, signed: bool = False, top: float | None = None, **options: Any
+) -> Any:
+    """A small map of numbers (rows, columns); all maps that share `top` share their scale."""
+    top = float(values.abs().max()) if top is None else top
+    top = top or 1.0
+    low = -top if signed else 0.0
+    image = axis.imshow(
+        values.numpy(), cmap=SIGNED if signed else WEIGHTS, vmin=low, vmax=top, interpolation="nearest", **options
+    )
+    axis.tick_params(labelsize=6, length=2)
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(MaxNLocator(6, integer=True))
+    return image
+
+
+def label_tokens(axis: Axes, tokens: Sequence[str], *, left: bool, below: bool) -> None:
+    """Tokens at the axes; without them, or where they are many, no more than their number at the end."""
+    few = len(tokens) <= FEW_LABELS
+    places = list(range(len(tokens))) if few else [0, len(tokens) - 1]
+    names = [plain(tokens[place]) for place in places] if few else [str(place) for place in places]
+    size = 6 if len(tokens) <= 20 else 4
+    axis.set_xticks(places, names if below else [""] * len(places), rotation=90, fontsize=size)
+    axis.set_yticks(places, names if left else [""] * len(places), fontsize=size)
+
+
+def plain(text: str) -> str:
+    """Text as it is: a dollar sign would start a formula."""
+    return text.replace("$", r"\$")
+
+
+def spread_out(count: int, most: int) -> list[int]:
+    """Up to `most` of `count` numbers, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(place * (count - 1) / max(most - 1, 1)) for place in range(most)})
+
+
+def chosen(wanted: Sequence[int] | None, count: int, most: int, what: str) -> list[int]:
+    """The wanted indices, or some.
+
+    Raises:
+        InvalidConfigError: for an index that there is not.
+    """
+    if wanted is None:
+        return spread_out(count, most)
+    for index in wanted:
+        if not 0 <= index < count:
+            raise InvalidConfigError(f"There is no {what} {index}: they are 0 to {count - 1}.")
+    return list(wanted)

@@ -1,0 +1,75 @@
+"""Plain texts as what a transfer and a suggestion look at: files of them, and batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import InvalidConfigError
+
+
+def read_texts(path: Path, column: str = "text") -> list[str]:
+    """The texts of a file: a line each, or for `.jsonl` the column of each line. Empty ones are left out.
+
+    Raises:
+        InvalidConfigError: for a file without texts, or without that column.
+        OSError: for a file that cannot be read.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if path.suffix == ".jsonl":
+        lines = [_column(path, number, line, column) for number, line in enumerate(lines, start=1)]
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise InvalidConfigError(f"{path} holds no text: one text a line is expected.")
+    return texts
+
+
+def _column(path: Path, number: int, line: str, column: str) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InvalidConfigError(f"Line {number} of {path} is no JSON ({error}).") from error
+    if not isinstance(row, dict) or not isinstance(row.get(column), str):
+        found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise InvalidConfigError(f"Line {number} of {path} has no text in the column {column!r}; it has {found}.")
+    return row[column]
+
+
+def text_batches(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    *,
+    batch_size: int = 32,
+    max_length: int | None = None,
+    seed: int = 0,
+) -> DataLoader:
+    """Shuffled batches of a model's inputs, padded on the right, cut at `max_length`, or at the tokenizer's.
+
+    An encoder-decoder is shown each text on both sides: what it decodes plays no part, but it has to decode something.
+
+    Raises:
+        InvalidConfigError: for no texts, or a tokenizer that cannot pad.
+    """
+    if not texts:
+        raise InvalidConfigError("There are no texts. Give at least one.")
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise InvalidConfigError("The tokenizer has no token for padding: set tokenizer.pad_token.")
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "right"
+
+    def collate(rows: list[str]) -> dict[str, Any]:
+        found = dict(tokenizer(rows, padding=True, truncation=True, max_length=max_length, return_tensors="pt"))
+        if model.config.is_encoder_decoder:
+            found["labels"] = found["input_ids"]
+        return found
+
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(list(texts), batch_size=batch_size, shuffle=True, generator=generator, collate_fn=collate)  # type: ignore[arg-type]

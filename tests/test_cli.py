@@ -1,0 +1,157 @@
+"""The command line, through real processes: each command does its one thing, its JSON can be read, its errors too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_synthesizer import list_families, list_variants
+from tests.glue_rows import write_model, write_tasks
+from tests.hub_server import HubServer, hub  # noqa: F401
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXTS = ("the film is good .", "the plot was bad ?", "a very good actor and a scene")
+
+# The commands hand folders to each other: one worker runs them, in this order.
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stock model, the tasks of GLUE, and texts."""
+    home = tmp_path_factory.mktemp("cli")
+    for name in ("stock", "glue"):
+        (home / name).mkdir()
+    write_model(home / "stock")
+    write_tasks(home / "glue")
+    (home / "texts.txt").write_text("\n".join(TEXTS * 12))
+    return home
+
+
+def start(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hf_synthesizer", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+    )
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> Any:
+    """The JSON that a command prints; nothing else may be in stdout, nor a progress bar in stderr."""
+    done = start(folder, *arguments, "--json", **environment)
+    assert done.returncode == 0, done.stderr
+    assert "%|" not in done.stderr and "Traceback" not in done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(folder: Path, *arguments: str, code: int = 1) -> str:
+    """The one message of a command that cannot be done."""
+    done = start(folder, *arguments)
+    assert done.returncode == code and not done.stdout, (done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_help_imports_nothing_heavy(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "hf_synthesizer", "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == 0 and "Examples:" in done.stdout and "doctor" in done.stdout
+    assert "typer" in imported and not imported & {"torch", "transformers", "numpy", "rich", "huggingface_hub"}
+    assert "hf-synthesizer patch bert-base-uncased --plan plan.json" in start(folder, "patch", "--help").stdout
+    script = start(folder, _HF_SYNTHESIZER_COMPLETE="source_bash").stdout
+    assert "hf-synthesizer" in script and "complete" in script
+
+
+def test_lists_of_variants_and_families(folder: Path) -> None:
+    variants = run(folder, "variants")
+    assert list(variants) == list_variants() and variants["factorized_random"]["options"] == ["rank", "share_heads"]
+    assert sorted(run(folder, "families")) == list_families()
+
+
+def test_suggest_patch_transfer_and_report(folder: Path) -> None:
+    texts = ("--texts", "texts.txt")
+    plan = run(
+        folder,
+        "suggest",
+        "stock",
+        "--variant=random",
+        "--budget=1",
+        "--steps=2",
+        "--batches=1",
+        "--max-length=16",
+        *texts,
+    )
+    (layer,) = plan["hybrid"]
+    assert plan["hybrid"][layer] == {"variant": "random", "max_length": 16} and len(plan["costs"]) == 2
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+    patched = run(folder, "patch", "stock", "--plan=plan.json", "--output=converted")
+    assert patched["tokenizer"] and [layer["variant"] for layer in patched["synthesized"]] == ["random"]
+    assert json.loads((folder / "converted" / "config.json").read_text())["model_type"] == "synthesizer_bert"
+
+    taught = run(
+        folder, "transfer", "converted", "--teacher=stock", "--steps=6", "--batch-size=8", "--output=taught", *texts
+    )
+    assert taught["steps"] == 6 and taught["layers"][0]["after"] < taught["layers"][0]["before"]
+
+    report = run(folder, "report", "taught", "--lengths=8,16")
+    assert len(report["synthesized"]) == len(report["stock"]) == 1
+    assert report["parameters"] == patched["parameters"] and report["stock_parameters"] == patched["stock_parameters"]
+    assert [cost["length"] for cost in report["costs"]] == [8, 16]
+    assert all(cost["flops"] < cost["stock_flops"] for cost in report["costs"])
+
+    drawn = run(
+        folder, "plot", "attention", "taught", "--teacher=stock", f"--text={TEXTS[0]}", "--output=attention.png"
+    )
+    assert drawn == {"output": "attention.png"} and (folder / "attention.png").stat().st_size > 5_000
+
+
+def test_finetune_and_evaluate(folder: Path) -> None:
+    data = ("--task=sst2", "--glue-dir=glue", "--max-length=16")
+    tuned = run(folder, "finetune", "stock", "--variant=dense+salience", "--epochs=1", "--output=tuned", *data)
+    assert tuned["train_samples"] == 24 and 0 <= tuned["eval_score"] <= 1
+    evaluated = run(folder, "evaluate", "tuned", *data)
+    assert evaluated["eval_samples"] == 11 and evaluated["eval_accuracy"] == pytest.approx(tuned["eval_accuracy"])
+
+
+def test_bench_and_doctor(folder: Path) -> None:
+    bench = run(
+        folder, "bench", "stock", "--variant=random", "--variant=nystrom+random", "--lengths=8", "--seconds=0.1"
+    )
+    stock, random, unknown = bench["times"]
+    assert stock["speedup"] == 1 and random["milliseconds"] > 0 and "Unknown variant" in unknown["refused"]
+    doctor = run(folder, "doctor")
+    routes = {check["route"]: check for check in doctor["routes"] if check["device"] == "cpu"}
+    assert doctor["passed"] and all(routes[name]["forms"] for name in ("static", "tiled", "sdpa", "strips", "sparse"))
+    assert {"torch", "transformers", "python"} <= set(doctor["versions"])
+
+
+@pytest.mark.xdist_group("cli")
+def test_push(folder: Path, tmp_path: Path, hub: HubServer) -> None:  # noqa: F811
+    environment = {**hub.environment(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    pushed = run(folder, "push", "taught", "me/taught", **environment)
+    assert pushed["repository"] == "me/taught" and pushed["tokenizer"]
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(hub.repos["me/taught"].files())
+
+
+def test_mistakes_are_one_message(folder: Path) -> None:
+    assert "Missing argument 'MODEL'" in refused(folder, "patch", code=2)
+    assert "either with --variant, or with --plan" in refused(folder, "patch", "stock", "--output=x", code=2)
+    message = refused(folder, "patch", "stock", "--variant=denze", "--output=x")
+    assert message.startswith("error: Unknown variant 'denze'") and "Did you mean 'dense'?" in message
+    message = refused(folder, "report", "nowhere")
+    assert message.startswith("error: 'nowhere' cannot be loaded") and message.count("\n") == 1
+    assert not (folder / "x").exists()

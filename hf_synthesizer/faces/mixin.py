@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -10,12 +11,12 @@ from transformers import PreTrainedConfig
 
 from ..attend import attend
 from ..checkpoints.guard import Guard
-from ..config import SynthesizerConfig
+from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..gemm import linear
 from ..masks import AttentionMask
 from ..positions import Positions, exporting
-from ..synthesizers import Synthesizer, build_synthesizer
+from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
@@ -50,6 +51,9 @@ class SynthesizerMixin(nn.Module):
 
     serves_dot_product: ClassVar[bool] = False
     """Whether logits with a `dot_product` part are made here too. Else the stock forward makes that part (`guest.py`)."""
+    compares_some_heads: ClassVar[bool] = False
+    """Whether they are made here where some heads alone compare tokens: stock logits are `q · k · scaling` and nothing else,
+    and the stock forward would have to make the queries and keys of all heads."""
     knows: ClassVar[frozenset[str]] = frozenset()
     """Names in a stock forward which this face has an answer to, beyond those that all faces understand (`registry.py`)."""
     counts_from_padding: ClassVar[bool] = False
@@ -64,10 +68,11 @@ class SynthesizerMixin(nn.Module):
     def __init__(self, *args: Any, synthesizer: str | SynthesizerConfig, **kwargs: Any):
         """As the stock class, with fresh weights, and a variant or a configuration of the logits."""
         super().__init__(*args, **kwargs)
-        config = SynthesizerConfig(synthesizer) if isinstance(synthesizer, str) else synthesizer
+        config: LayerConfig = SynthesizerConfig(synthesizer) if isinstance(synthesizer, str) else synthesizer
+        config = layer_config(config, query_heads(self))
         if config.max_length is None:
             given = next((value for value in (*args, *kwargs.values()) if isinstance(value, PreTrainedConfig)), None)
-            config = config.replace(max_length=longest_sequence(given or self.config, self.stack))
+            config = config.for_length(longest_sequence(given or self.config, self.stack))
         self.__class__ = serving_class(type(self), config)
         self.replace_projections(config)
 
@@ -93,7 +98,7 @@ class SynthesizerMixin(nn.Module):
 
     @classmethod
     def from_stock(
-        cls, stock: nn.Module, config: SynthesizerConfig, example: torch.Tensor | None = None
+        cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None
     ) -> SynthesizerMixin:
         """A synthesized twin of a stock module, which is left as it was.
 
@@ -130,6 +135,11 @@ class SynthesizerMixin(nn.Module):
         return self.__dict__["_stock_logit_parameters"]
 
     @property
+    def logit_modules(self) -> list[nn.Module]:
+        """What makes the logits now."""
+        return [self.synthesizer]
+
+    @property
     def backend(self) -> str:
         """The attention backend that the model asks for."""
         return self.config._attn_implementation
@@ -141,10 +151,17 @@ class SynthesizerMixin(nn.Module):
 
     def projections_to_adapt(self) -> list[str]:
         """What of the pretrained attention is still computed, but for the output: by LoRA's custom, what is adapted."""
-        names = ["synthesizer.query", "synthesizer.key"] if self.synthesizer.config.variant == "dot_product" else []
-        return [self.wiring.value, *names]
+        comparing = [name for name, made in self.synthesizers() if isinstance(made, DotProductSynthesizer)]
+        return [self.wiring.value, *(f"{name}.{part}" for name in comparing for part in ("query", "key"))]
 
-    def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
+    def synthesizers(self) -> Iterator[tuple[str, Synthesizer]]:
+        """What makes the logits, one for each group of heads, with their names in the layer."""
+        if isinstance(self.synthesizer, HeadGroups):
+            yield from ((f"synthesizer.groups.{name}", group) for name, _, group in self.synthesizer.members())
+        else:
+            yield "synthesizer", self.synthesizer
+
+    def replace_projections(self, config: LayerConfig, example: torch.Tensor | None = None) -> None:
         """Put a synthesizer where the query and key projections were, on their device and with their dtype.
 
         Quantized ones may have none; then it is that of `example`, or torch's default.
@@ -169,7 +186,7 @@ class SynthesizerMixin(nn.Module):
         self.synthesizer = synthesizer
         self.stand_guard(config, self.place_of(projection, example)[0])
 
-    def build(self, config: SynthesizerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
+    def build(self, config: LayerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
         """A fresh synthesizer, where a stock projection is and of its dtype."""
         hidden_size, heads, width = self.dimensions
         device, dtype = self.place_of(projection, example)
@@ -191,7 +208,7 @@ class SynthesizerMixin(nn.Module):
             query, key = (projection_of(self, self.wiring, name) for name in ("query", "key"))
             synthesizer.load_stock(query=query, key=key, scaling=self.logit_scaling)
 
-    def stand_guard(self, config: SynthesizerConfig, device: torch.device) -> None:
+    def stand_guard(self, config: LayerConfig, device: torch.device) -> None:
         """Put a guard under the stock name of the projection that is gone or has moved."""
         self._modules[self.guard_name] = Guard(config, device).train(self.training)
 

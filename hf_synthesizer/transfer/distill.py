@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -10,15 +10,16 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import InvalidConfigError
-from ..faces.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
 from .observe import Batch, Call, LayerPair, observe_calls, on_device, synthesized_weights
 
 
-def divergence(call: Call, weights: torch.Tensor) -> torch.Tensor:
-    """`KL(teacher ‖ student)` of attention weights, the mean over heads and over the rows of tokens (a scalar)."""
+def divergence(call: Call, weights: torch.Tensor, heads: Sequence[int] | None = None) -> torch.Tensor:
+    """`KL(teacher ‖ student)` of attention weights, the mean over heads (all, or these) and over the rows of tokens (a scalar)."""
     target = call.weights.float()
     weights = weights.float()
+    if heads is not None and len(heads) < target.shape[1]:
+        target, weights = target[:, list(heads)], weights[:, list(heads)]
     rows = call.rows.unsqueeze(1)  # (B, 1, L)
     tiny = torch.finfo(torch.float32).tiny
     terms = target * (target.clamp(min=tiny).log() - weights.to(target.device).clamp(min=tiny).log())
@@ -65,13 +66,36 @@ def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) 
             f"Stage 3 of a transfer learns what the teacher's head says, but {_head(model, found)} and "
             f"{_head(teacher, wanted)}. Give steps=(stage 1, stage 2), or a teacher with the model's own head."
         )
-    found, wanted = found.float(), wanted.float().to(found.device)
-    if wanted.shape[-1] > 1:
-        wanted, found = (logits - logits.mean(-1, keepdim=True) for logits in (wanted, found))
-    masks = [keep for keep in tokens_of(batch) if keep is not None and keep.shape == wanted.shape[:-1]]
-    keep = masks[-1].to(wanted).unsqueeze(-1) if masks else wanted.new_ones(())
-    square = (wanted.square() * keep).sum()
-    return ((found - wanted).square() * keep).sum() / square.clamp(min=torch.finfo(square.dtype).eps)
+    found, wanted = _said(found, batch), _said(wanted.to(found.device), batch)
+    square = wanted.square().sum()
+    return (found - wanted).square().sum() / square.clamp(min=torch.finfo(square.dtype).eps)
+
+
+def answers_of(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """What a model says of a batch, (B, …): the logits of its head, or, without one, the last hidden states less their mean.
+    0 where there is padding."""
+    output = model(**on_device(batch, model))
+    logits = [output[name] for name in ("logits", "start_logits", "end_logits") if output.get(name) is not None]
+    if logits:
+        return torch.cat([_said(part, batch) for part in logits], dim=-1)
+    states = output[0].float()
+    keep = _tokens(states, batch)
+    mean = (states * keep).sum((0, 1)) / keep.expand_as(states[..., :1]).sum().clamp(min=1)
+    return (states - mean) * keep
+
+
+def _said(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Logits (B, C) or (B, L, C) less what all classes have alike, and 0 where there is padding."""
+    logits = logits.float()
+    if logits.shape[-1] > 1:
+        logits = logits - logits.mean(-1, keepdim=True)
+    return logits * _tokens(logits, batch)
+
+
+def _tokens(answers: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """1 where answers (B, L, C) are those of tokens, and 0 elsewhere, (B, L, 1); or 1 for all."""
+    masks = [keep for keep in tokens_of(batch) if keep is not None and keep.shape == answers.shape[:-1]]
+    return masks[-1].to(answers).unsqueeze(-1) if masks else answers.new_ones(())
 
 
 def _head(model: PreTrainedModel, logits: torch.Tensor | None) -> str:
@@ -130,23 +154,21 @@ def _recorded(
     return found
 
 
-def fresh_parameters(pairs: Iterable[LayerPair]) -> list[nn.Parameter]:
-    """The parameters of the synthesizers that no pretrained model has: all but what was the stock layer's own."""
+def fresh_parameters(synthesizers: Iterable[Synthesizer]) -> list[nn.Parameter]:
+    """The parameters that no pretrained model has: all but what was the stock layer's own."""
     return [
         parameter
-        for pair in pairs
-        for module in pair.student.synthesizer.modules()
-        if not _inherited(pair.student, module)
+        for synthesizer in synthesizers
+        for module in synthesizer.modules()
+        if not _inherited(synthesizer, module)
         for parameter in module.parameters(recurse=False)
         if parameter.requires_grad
     ]
 
 
-def _inherited(layer: SynthesizerMixin, module: nn.Module) -> bool:
+def _inherited(synthesizer: Synthesizer, module: nn.Module) -> bool:
     return any(
-        module in part.modules()
-        for part in layer.synthesizer.modules()
-        if isinstance(part, Synthesizer) and part.is_stock
+        module in part.modules() for part in synthesizer.modules() if isinstance(part, Synthesizer) and part.is_stock
     )
 
 

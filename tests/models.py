@@ -173,3 +173,9 @@ def randomize(module: nn.Module, std: float = 0.5) -> nn.Module:
 def first_output(output: Any) -> torch.Tensor:
     """The main tensor of a model's output."""
     return next(output[key] for key in output if key != "loss" and isinstance(output[key], torch.Tensor))
+
+
+def of_tokens(output: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The rows of an output that belong to tokens: where padding stands is nobody's business (OPT puts it at −1)."""
+    keep = inputs.get("attention_mask")
+    return output if keep is None or output.shape[:2] != keep.shape else output[keep.bool()]

@@ -139,7 +139,6 @@ def test_bench_and_doctor(folder: Path) -> None:
     assert {"torch", "transformers", "python"} <= set(doctor["versions"])
 
 
-@pytest.mark.xdist_group("cli")
 def test_push(folder: Path, tmp_path: Path, hub: HubServer) -> None:  # noqa: F811
     environment = {**hub.environment(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
     pushed = run(folder, "push", "taught", "me/taught", **environment)

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel, T5Config, T5EncoderModel
 
 from hf_synthesizer import SynthesizerConfig, UnsupportedModelError, patch_model
 from tests.faces import FACES
-from tests.models import MAX_LENGTH, RELATIVES, VARIANTS, batch, build, first_output, mask
+from tests.models import MAX_LENGTH, RELATIVES, VARIANTS, batch, build, first_output, mask, of_tokens
 
 HEAD = "BertForSequenceClassification"
 SIZES = [(3, 8), (1, 5), (7, MAX_LENGTH), (2, 2)]
@@ -67,7 +67,7 @@ def test_torch_export_of_a_model_of_each_face(head: str) -> None:
     exported = torch.export.export(model, (), {**given, **settings}).module()
     other = batch(head)
     with torch.no_grad():
-        found, expected = (first_output(called(**other, **settings)) for called in (exported, model))
+        found, expected = (of_tokens(first_output(called(**other, **settings)), other) for called in (exported, model))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -13,7 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from hf_synthesizer import SynthesizerBertSelfAttention, SynthesizerT5Attention, patch_model
 from hf_synthesizer.checkpoints.guard import Guard
 from tests.faces import FACES, OF_TEXT
-from tests.models import CHOOSING, VARIANTS, batch, bert_config, build, first_output, matrix, t5_config
+from tests.models import CHOOSING, VARIANTS, batch, bert_config, build, first_output, matrix, of_tokens, t5_config
 from tests.test_laws import randomize_synthesizers
 
 HEADS = ("BertForSequenceClassification", "T5ForConditionalGeneration")
@@ -229,8 +229,8 @@ def assert_compiles(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> 
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
-        expected = first_output(model(**inputs))
-        torch.testing.assert_close(first_output(compiled(**inputs)), expected, rtol=1e-4, atol=1e-4)
+        expected, found = (of_tokens(first_output(called(**inputs)), inputs) for called in (model, compiled))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.compiler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
@@ -31,6 +31,7 @@ class SynthesizerConfig:
         bucket_size: how many keys a query chooses in `lsh_simple` and the `alsh_` variants.
         num_hashes: how many hashes they look them up with; more find better keys, and cost more.
         qnf: whether `alsh_xbox` and `alsh_sign` normalise queries before hashing.
+        heads: which heads of the layer are made so, counted from 0; the others keep the stock attention. None means all.
         options: what a registered variant declares beyond these.
 
     Raises:
@@ -49,6 +50,7 @@ class SynthesizerConfig:
     bucket_size: int = 32
     num_hashes: int = 4
     qnf: bool = False
+    heads: tuple[int, ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +60,8 @@ class SynthesizerConfig:
         object.__setattr__(self, "variant", "+".join(parts))
         if self.factors is not None:
             object.__setattr__(self, "factors", _factor_pair(self.factors))
+        if self.heads is not None:
+            object.__setattr__(self, "heads", _head_numbers(self.heads))
         _require(isinstance(self.options, Mapping), "options", self.options, "a dict")
         object.__setattr__(self, "options", dict(self.options))
         _require(
@@ -80,7 +84,7 @@ class SynthesizerConfig:
         _require(isinstance(self.share_heads, bool), "share_heads", self.share_heads, "True or False")
         _require(self.mixing in MIXINGS, "mixing", self.mixing, " or ".join(map(repr, MIXINGS)))
         _require(self.init in INITS, "init", self.init, " or ".join(map(repr, INITS)))
-        used = variant_options(self.variant)
+        used = variant_options(self.variant) | {"heads"}
         for key, value in self.non_default().items():
             if key not in used:
                 raise InvalidConfigError(
@@ -112,6 +116,10 @@ class SynthesizerConfig:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
+    def for_length(self, max_length: int) -> SynthesizerConfig:
+        """With this `max_length`, where none is named."""
+        return self if self.max_length is not None else self.replace(max_length=max_length)
+
     @classmethod
     def create(cls, variant: str, **kwargs: Any) -> SynthesizerConfig:
         """From keyword arguments, where an option of a registered variant may stand beside the named fields."""
@@ -134,8 +142,9 @@ class SynthesizerConfig:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; only what differs from the defaults, so that a config file stays readable."""
         data = {"variant": self.variant, "max_length": self.max_length, **self.non_default()}
-        if self.factors is not None:
-            data["factors"] = list(self.factors)
+        for name in ("factors", "heads"):
+            if getattr(self, name) is not None:
+                data[name] = list(getattr(self, name))
         return data
 
     @classmethod
@@ -146,6 +155,110 @@ class SynthesizerConfig:
         return cls.create(**data)
 
 
+@dataclass(frozen=True)
+class HeadGroupsConfig:
+    """The recipe of a layer whose heads differ: disjoint groups of heads, each made its own way.
+
+    Args:
+        groups: a configuration with `heads` for each group; here they are in the order of their first heads.
+        num_heads: the number H of heads of the layer. Those that no group names keep the stock attention.
+
+    Raises:
+        InvalidConfigError: for a head that the layer does not have, that two groups name, or groups without heads.
+    """
+
+    groups: tuple[SynthesizerConfig, ...]
+    num_heads: int
+
+    def __post_init__(self) -> None:
+        seen: dict[int, SynthesizerConfig] = {}
+        for group in self.groups:
+            if group.heads is None:
+                raise InvalidConfigError(
+                    f"Of several groups of heads in one layer, {group.variant!r} does not say which are its own. Name them: "
+                    f"SynthesizerConfig({group.variant!r}, heads=[…])."
+                )
+            for head in group.heads:
+                if head >= self.num_heads:
+                    raise InvalidConfigError(
+                        f"heads={list(group.heads)} of {group.variant!r} names head {head}, but the layer has "
+                        f"{self.num_heads}, 0 to {self.num_heads - 1}."
+                    )
+                if head in seen:
+                    raise InvalidConfigError(
+                        f"Head {head} is named twice in one layer: by {seen[head].variant!r} and by {group.variant!r}. Give "
+                        f"each head to one group."
+                    )
+                seen[head] = group
+        object.__setattr__(self, "groups", tuple(sorted(self.groups, key=lambda group: group.heads or ())))
+
+    @property
+    def stock_heads(self) -> tuple[int, ...]:
+        """The heads that no group names."""
+        named = {head for group in self.groups for head in group.heads or ()}
+        return tuple(head for head in range(self.num_heads) if head not in named)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of all that makes logits in the layer, `dot_product` where some heads keep the stock attention."""
+        names = [part for group in self.groups for part in group.parts]
+        return tuple(dict.fromkeys([*names, *(["dot_product"] if self.stock_heads else [])]))
+
+    @property
+    def variant(self) -> str:
+        """How reports call it: `random [0-2, 5]; dense [3]`."""
+        return "; ".join(f"{group.variant} [{ranges(group.heads or ())}]" for group in self.groups)
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence that all groups can take."""
+        lengths = [group.max_length for group in self.groups]
+        return None if None in lengths else min(lengths)  # type: ignore[type-var]
+
+    def non_default(self) -> dict[str, Any]:
+        """The options that differ from their defaults, and which heads are synthesized."""
+        named: dict[str, Any] = {}
+        for group in self.groups:
+            named |= {key: value for key, value in group.non_default().items() if key != "heads"}
+        return {**named, "stock_heads": ranges(self.stock_heads) or "none"}
+
+    def for_length(self, max_length: int) -> HeadGroupsConfig:
+        """With this `max_length`, where a group names none."""
+        return HeadGroupsConfig(tuple(group.for_length(max_length) for group in self.groups), self.num_heads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"groups": [group.to_dict() for group in self.groups]}
+
+
+LayerConfig = SynthesizerConfig | HeadGroupsConfig
+"""What one layer is made of."""
+
+
+def layer_config(asked: SynthesizerConfig | Sequence[SynthesizerConfig] | LayerConfig, num_heads: int) -> LayerConfig:
+    """The configuration of a layer with so many heads. One group that has all of them is the plain variant.
+
+    Raises:
+        InvalidConfigError: for heads that cannot be (`HeadGroupsConfig`).
+    """
+    if isinstance(asked, HeadGroupsConfig) or (isinstance(asked, SynthesizerConfig) and asked.heads is None):
+        return asked
+    groups = HeadGroupsConfig((asked,) if isinstance(asked, SynthesizerConfig) else tuple(asked), num_heads)
+    alone = len(groups.groups) == 1 and not groups.stock_heads
+    return groups.groups[0].replace(heads=None) if alone else groups
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-2, 5` for 0, 1, 2 and 5."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
 def _positive(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
 
@@ -154,6 +267,15 @@ def _factor_pair(value: Any) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, (tuple, list)) else ()
     _require(len(pair) == 2 and all(map(_positive, pair)), "factors", value, "a pair (a, b) of positive ints")
     return int(pair[0]), int(pair[1])
+
+
+def _head_numbers(value: Any) -> tuple[int, ...]:
+    allowed = "a list of heads, counted from 0, each once, such as [0, 1, 5]"
+    _require(isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)), "heads", value, allowed)
+    numbers = list(value)
+    whole = all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 0 for n in numbers)
+    _require(bool(numbers) and whole and len(set(numbers)) == len(numbers), "heads", value, allowed)
+    return tuple(sorted(int(number) for number in numbers))
 
 
 def _require(holds: bool, name: str, value: Any, allowed: str) -> None:

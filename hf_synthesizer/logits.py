@@ -6,6 +6,8 @@ tensor; every fast route of `attend` must equal `softmax(materialize() + mask) @
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -209,3 +211,60 @@ class Sum(Logits):
         if total is None:
             raise ValueError("a Sum of logits needs at least one term")
         return total
+
+
+class HeadPartition:
+    """The heads of a layer in disjoint groups, `groups`: tuples of increasing numbers, which together are 0 … H − 1.
+
+    Tensors are cut where a run of neighbouring heads ends, once for all groups, so that nothing is copied twice.
+    """
+
+    def __init__(self, groups: Sequence[tuple[int, ...]]):
+        self.groups = tuple(groups)
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """(group, number of heads) of each run of neighbouring heads of one group, in the order of heads."""
+        owner = {head: group for group, heads in enumerate(self.groups) for head in heads}
+        runs: list[tuple[int, int]] = []
+        for head in sorted(owner):
+            if runs and runs[-1][0] == owner[head]:
+                runs[-1] = (owner[head], runs[-1][1] + 1)
+            else:
+                runs.append((owner[head], 1))
+        return runs
+
+    def split(self, tensor: torch.Tensor, dim: int = 1) -> list[torch.Tensor]:
+        """Each group's heads of a tensor; one that has a single head for all is everybody's."""
+        if tensor.shape[dim] == 1:
+            return [tensor] * len(self.groups)
+        cuts = tensor.split([length for _, length in self.runs], dim=dim)
+        own: list[list[torch.Tensor]] = [[] for _ in self.groups]
+        for (group, _), cut in zip(self.runs, cuts, strict=True):
+            own[group].append(cut)
+        return [group[0] if len(group) == 1 else torch.cat(group, dim=dim) for group in own]
+
+    def join(self, tensors: Sequence[torch.Tensor], dim: int = 1) -> torch.Tensor:
+        """The inverse of `split`: all heads in their order."""
+        cuts = [
+            iter(tensor.split([length for group, length in self.runs if group == number], dim=dim))
+            for number, tensor in enumerate(tensors)
+        ]
+        return torch.cat([next(cuts[group]) for group, _ in self.runs], dim=dim)
+
+
+class Grouped(Logits):
+    """Logits that are made in another way for each group of heads: `logits[g]` are those of the heads `heads.groups[g]`."""
+
+    def __init__(self, heads: HeadPartition, logits: Sequence[Logits]):
+        self.heads = heads
+        self.logits = list(logits)
+        self.query_length = max(group.query_length for group in logits)
+
+    def materialize(self) -> torch.Tensor:
+        tables = [group.materialize() for group in self.logits]
+        batch = max(len(table) for table in tables)
+        dtype = tables[0].dtype
+        for table in tables[1:]:
+            dtype = torch.promote_types(dtype, table.dtype)
+        return self.heads.join([table.to(dtype).expand(batch, -1, -1, -1) for table in tables])

@@ -6,10 +6,10 @@ import logging
 
 import torch
 
-from ..logits import Logits, Sparse
+from ..logits import Grouped, Logits, Sparse
 from ..masks import AttentionMask
 from ..tracing import as_accelerator, on_processor, traced
-from . import reference, sdpa, sparse, static, strips, tiled, triton
+from . import grouped, reference, sdpa, sparse, static, strips, tiled, triton
 from .terms import Terms
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,9 @@ def attend(
         The output (B, H, Lq, d_v), and the weights (B, H, Lq, Lk) or None.
     """
     mask = AttentionMask() if mask is None else mask
+    if isinstance(logits, Grouped):
+        simple = mask if need_weights or traced() else mask.simplified()  # once for all groups
+        return grouped.attend(logits, value, simple, attend, dropout=dropout, need_weights=need_weights)
     if need_weights:
         return reference.attend(logits, value, mask, dropout)
     simple = mask if traced() else mask.simplified()

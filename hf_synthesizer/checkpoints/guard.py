@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import MIXINGS, SynthesizerConfig
+from ..config import MIXINGS, HeadGroupsConfig, LayerConfig, SynthesizerConfig
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..synthesizers.registry import list_variants
 from ..tracing import traced
@@ -40,7 +40,7 @@ class Guard(nn.Module):
 
     weight: torch.Tensor
 
-    def __init__(self, config: SynthesizerConfig, device: torch.device | None = None):
+    def __init__(self, config: LayerConfig, device: torch.device | None = None):
         super().__init__()
         self.guarded = config
         self.register_buffer("weight", self._tensor(device))
@@ -104,7 +104,7 @@ class Guard(nn.Module):
         return f"stands where a projection was that {self.guarded.variant!r} has replaced or moved"
 
 
-def fingerprint(config: SynthesizerConfig) -> int:
+def fingerprint(config: LayerConfig) -> int:
     """A positive number of 48 bits, so that a float64 holds it: the same for the same function of the weights.
 
     It is the same on every machine and in every version: options at their defaults do not enter, and an option that a
@@ -113,8 +113,10 @@ def fingerprint(config: SynthesizerConfig) -> int:
     return _hash(_canonical(config))
 
 
-def _canonical(config: SynthesizerConfig) -> dict[str, Any]:
+def _canonical(config: LayerConfig) -> dict[str, Any]:
     """All that decides what the layer computes with given weights; not how the weights began."""
+    if isinstance(config, HeadGroupsConfig):
+        return {"groups": [_canonical(group) for group in config.groups]}
     return {key: value for key, value in config.to_dict().items() if key != "init"}
 
 
@@ -123,8 +125,10 @@ def _hash(canonical: dict[str, Any]) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") or 1
 
 
-def _what_differs(config: SynthesizerConfig, found: int) -> str:
+def _what_differs(config: LayerConfig, found: int) -> str:
     """A sentence. A fingerprint cannot be read back, but if it differs in one option alone, trying finds that option."""
+    if isinstance(config, HeadGroupsConfig):
+        return "their groups of heads are others, or made in another way."
     own = _canonical(config)
     for name, value in _alternatives():
         other = {key: kept for key, kept in own.items() if key != name}
@@ -132,7 +136,7 @@ def _what_differs(config: SynthesizerConfig, found: int) -> str:
             other[name] = value
         if _hash(other) == found:
             return f"their {name} is {value!r}, here it is {getattr(config, name)!r}."
-    return "they differ in more than one option."
+    return "they differ in more than one option, or only some of their heads are synthesized."
 
 
 def _alternatives() -> Iterator[tuple[str, Any]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dis
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from ..config import SynthesizerConfig
+from ..config import LayerConfig
 from ..errors import InvalidConfigError
+from ..synthesizers.stock_weights import is_quantized
+from .wiring import find_wiring, head_dim
 
 if TYPE_CHECKING:
     from .mixin import SynthesizerMixin
@@ -154,6 +156,30 @@ def asks_for_backend(stock: type[nn.Module]) -> bool:
     return read.count("_attn_implementation") > read.count("get_interface")
 
 
+COUNTS = frozenset(
+    ["num_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "embed_dim", "all_head_size"]
+)
+"""Names by which a stock forward may count on having all heads."""
+NORMS = frozenset([name for name in UNDERSTOOD if "norm" in name])
+"""What models call norms of queries and keys."""
+
+
+def takes_fewer_heads(module: nn.Module) -> bool:
+    """Whether the stock forward of an attention module may be given projections that make some heads' queries and keys alone.
+
+    That is where it finds the number of heads by their width, and norms, if there are any, are a head's own.
+    """
+    wiring = find_wiring(module)
+    stock = getattr(module, "stock_class", type(module))
+    if wiring is None or wiring.fused or find_face(stock) is None or _names_used(stock) & COUNTS:
+        return False
+    if any(is_quantized(cast(nn.Module, module._modules[name])) for name in (wiring.query, wiring.key)):
+        return False
+    norms = [norm for name, norm in module._modules.items() if name in NORMS and norm is not None]
+    weights = [getattr(norm, "weight", None) for norm in norms]
+    return all(weight is not None and weight.shape == (head_dim(module),) for weight in weights)
+
+
 def synthesizer_class(stock: type[nn.Module], *, guest: bool = False) -> type[SynthesizerMixin]:
     """The synthesized subclass of a stock attention class: by its face, or as a guest in the stock forward.
 
@@ -188,7 +214,7 @@ def synthesizer_class(stock: type[nn.Module], *, guest: bool = False) -> type[Sy
     return made
 
 
-def serving_class(cls: type[SynthesizerMixin], config: SynthesizerConfig) -> type[SynthesizerMixin]:
+def serving_class(cls: type[SynthesizerMixin], config: LayerConfig) -> type[SynthesizerMixin]:
     """The class for this configuration: as a guest where the stock forward has to make the dot products."""
     if "dot_product" not in config.parts or cls.serves_dot_product:
         return cls

@@ -103,9 +103,9 @@ def extend(
         _, value = store(cache, layer_idx, value.new_zeros(*value.shape[:-1], 1), value)
         everything = None
     else:
-        heads = key_states.shape[1]
+        heads, width = key_states.shape[1], key_states.shape[-1]
         stored, value = store(cache, layer_idx, grouped(key_states, value.shape[1]), value)
-        everything = ungrouped(stored, heads)
+        everything = ungrouped(stored, heads, width)
     return everything, value, slots_before(before, length, value.shape[-2], positions_known)
 
 
@@ -146,17 +146,25 @@ def store(
 
 
 def grouped(key_states: torch.Tensor, groups: int) -> torch.Tensor:
-    """(B, H, L, w) → (B, G, L, H/G · w): as many heads as the values have, which a static cache asks for."""
+    """(B, H, L, w) → (B, G, L, ⌈H·w / G⌉): as many heads as the values have, which a static cache asks for.
+
+    All that is kept of a token lies side by side, and is cut into equal parts; zeros fill the last one.
+    """
     if key_states.shape[1] == groups:
         return key_states
-    return key_states.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3)
+    flat = key_states.transpose(1, 2).flatten(2)  # (B, L, H·w)
+    missing = -flat.shape[-1] % groups
+    if missing:
+        flat = nn.functional.pad(flat, (0, missing))
+    return flat.unflatten(-1, (groups, -1)).transpose(1, 2)
 
 
-def ungrouped(stored: torch.Tensor, heads: int) -> torch.Tensor:
-    """The inverse of `grouped`."""
+def ungrouped(stored: torch.Tensor, heads: int, width: int) -> torch.Tensor:
+    """The inverse of `grouped`: (B, H, L, w)."""
     if stored.shape[1] == heads:
         return stored
-    return stored.unflatten(-1, (heads // stored.shape[1], -1)).transpose(2, 3).flatten(1, 2)
+    flat = stored.transpose(1, 2).flatten(2)[..., : heads * width]
+    return flat.unflatten(-1, (heads, width)).transpose(1, 2)
 
 
 def past_length(past_key_values: Any, layer_idx: int) -> int | torch.Tensor:

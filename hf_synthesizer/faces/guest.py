@@ -8,7 +8,7 @@ it by construction; the price is that queries and keys are computed whether or n
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -16,16 +16,17 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from ..config import SynthesizerConfig
+from ..config import LayerConfig
 from ..errors import UnsupportedModelError
 from ..logits import Explicit, Logits, LowRank
 from ..positions import Positions
-from ..synthesizers import MixtureSynthesizer, Synthesizer
-from .attention import asks_for_backend, find_face, uses_attention_interface
+from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
+from ..synthesizers.stock_weights import rows_of
+from .attention import asks_for_backend, find_face, takes_fewer_heads, uses_attention_interface
 from .caching import past_length, slots_before
 from .guest_cache import KeySideCache
 from .mixin import SynthesizerMixin, says_positions
-from .wiring import any_wiring, find_wiring, in_features, query_heads
+from .wiring import any_wiring, find_wiring, head_rows, in_features, query_heads, value_heads
 
 NAME = "hf_synthesizer"
 """What our attention function is called in Transformers' interface."""
@@ -33,12 +34,16 @@ CROSS_ATTENTION = ("key_value_states", "encoder_hidden_states", "cross_attention
 
 
 class StockDotProduct(Synthesizer):
-    """`S[h, i, j] = q_i[h] · k_j[h] · scaling`, with the queries and keys that the stock forward hands over."""
+    """`S[h, i, j] = q_i[h] · k_j[h] · scaling`, with the queries and keys that the stock forward hands over.
+
+    `heads` are the layer's heads that these are.
+    """
 
     formula = "the stock layer's own"
     parameter_formula = "2·d²"
     is_stock = True
     given: Logits | None = None
+    heads: tuple[int, ...] = ()
 
     def start_at_zero(self) -> None:
         """Stays as it is: it is the part that the others are added to."""
@@ -98,8 +103,9 @@ class GuestFace(SynthesizerMixin):
         # Not the query projection: that is what people adapt with LoRA, and here it is still at its place.
         return self.wiring.fused or self.wiring.key
 
-    def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
-        """Add the synthesizer. Nothing goes; one projection moves to `stock`, so that a guard may have its name.
+    def replace_projections(self, config: LayerConfig, example: torch.Tensor | None = None) -> None:
+        """Add the synthesizer. One projection moves to `stock`, so that a guard may have its name. Nothing goes, but where
+        some heads alone compare tokens the rows of all others' queries and keys, if the stock forward can do without.
 
         Raises:
             UnsupportedModelError: for a stock forward that cannot be relied on to ask our attention function, and it alone.
@@ -126,7 +132,9 @@ class GuestFace(SynthesizerMixin):
         lost = sum(parameter.numel() for module in kept for parameter in module.parameters())
         self.__dict__["_stock_logit_parameters"] = lost
         self.synthesizer = self.build(config, moved, example)
+        self.keep_compared_heads()
         name = self.guard_name
+        moved = cast(nn.Module, self._modules[name])
         # The class is made for one stock class, whose names are the same in all its objects.
         setattr(type(self), name, moved_projection(name))
         self._modules["stock"] = nn.ModuleDict({name: moved})
@@ -135,11 +143,42 @@ class GuestFace(SynthesizerMixin):
 
     def take_projections(self, synthesizer: Synthesizer) -> None:
         """A part `dot_product` gets its logits from the stock forward; a shared projection starts afresh."""
-        given = StockDotProduct(
-            synthesizer.hidden_size, synthesizer.num_heads, synthesizer.max_length, synthesizer.config
-        )
-        if isinstance(synthesizer, MixtureSynthesizer) and "dot_product" in synthesizer.parts:
-            synthesizer.parts["dot_product"] = given
+        grouped = isinstance(synthesizer, HeadGroups)
+        members = synthesizer.members() if grouped else [("", tuple(range(self.dimensions[1])), synthesizer)]
+        for name, heads, group in members:
+            given = StockDotProduct(group.hidden_size, group.num_heads, group.max_length, group.config)
+            given.heads = heads
+            if isinstance(group, MixtureSynthesizer) and "dot_product" in group.parts:
+                group.parts["dot_product"] = given
+            elif grouped and isinstance(group, DotProductSynthesizer):
+                synthesizer.groups[name] = given  # type: ignore[index]
+
+    def keep_compared_heads(self) -> None:
+        """Cut the query and key projections down to the heads that compare tokens, and their groups' keys."""
+        compared = sorted(head for part in self.stock_parts for head in part.heads)
+        some = isinstance(self.synthesizer, HeadGroups) and 0 < len(compared) < self.dimensions[1]
+        self.__dict__["_compared"] = compared if some else list(range(self.dimensions[1]))
+        shared = self.dimensions[1] // value_heads(self)
+        self.__dict__["_kept_keys"] = sorted({head // shared for head in self.compared}) if some else None
+        if some and takes_fewer_heads(self):
+            for name, heads in ((self.wiring.query, compared), (self.wiring.key, self.kept_keys or [])):
+                projection = cast(nn.Module, self._modules[name])
+                self._modules[name] = rows_of(projection, head_rows(self, heads)).train(self.training)
+
+    @property
+    def compared(self) -> list[int]:
+        """The heads that compare tokens."""
+        return self.__dict__["_compared"]
+
+    @property
+    def kept_keys(self) -> list[int] | None:
+        """Where not all heads compare tokens: which of the stock layer's keys those heads have, of G groups of heads."""
+        return self.__dict__["_kept_keys"]
+
+    @property
+    def stock_parts(self) -> list[StockDotProduct]:
+        """What the stock forward makes of the logits."""
+        return [part for part in self.synthesizer.modules() if isinstance(part, StockDotProduct)]
 
     def call_stock(self, *args: Any, **kwargs: Any) -> Any:
         """The stock forward; its attention function is `attend_as_guest`.
@@ -162,7 +201,7 @@ class GuestFace(SynthesizerMixin):
         if cache_name is not None:
             cache = given[cache_name]
             call.start = past_length(cache, self.layer_idx)
-            if key_states is not None:
+            if key_states is not None or self.kept_keys is not None:
                 wide = KeySideCache(cache, self, call)
                 args = tuple(wide if value is cache else value for value in args)
                 kwargs = {name: wide if value is cache else value for name, value in kwargs.items()}
@@ -197,7 +236,7 @@ class GuestFace(SynthesizerMixin):
 
         Args:
             query: (B, H, Lq, d_h).
-            key: (B, G, Lk, d_h) for G ≤ H groups of heads.
+            key: (B, G, Lk, d_h) for G ≤ H groups of heads. Of queries and keys, those of the heads that compare tokens suffice.
             value: (B, G, Lk, d_v).
             mask: (B, 1 or H, Lq, Lk), bool or additive, or None.
             scaling: the factor of the dot products.
@@ -215,13 +254,17 @@ class GuestFace(SynthesizerMixin):
         self.require_given(call, mask)
         self.require_bias_of_positions(call, position_bias)
         call.answered = True
-        heads, length = query.shape[1], query.shape[2]
-        groups = heads // value.shape[1]
-        if groups > 1:
-            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        part = self.stock_part
-        if part is not None:
-            part.given = dot_product(query, key, scaling, softcap)
+        heads, length = self.dimensions[1], query.shape[2]
+        shared = heads // value.shape[1]
+        whole = (query.shape[1] == heads, key.shape[1] == value.shape[1])
+        if shared > 1:
+            value = value.repeat_interleave(shared, dim=1)
+        parts = self.stock_parts
+        for part in parts:
+            queries = part.heads if whole[0] else [self.compared.index(head) for head in part.heads]
+            keys = [head // shared for head in part.heads]
+            keys = keys if whole[1] else [cast(list, self.kept_keys).index(group) for group in keys]
+            part.given = dot_product(_heads(query, queries), _heads(key, keys), scaling, softcap)
         try:
             known = says_positions(call.position_ids, length)
             start = slots_before(call.start, length, value.shape[-2], known)
@@ -230,7 +273,7 @@ class GuestFace(SynthesizerMixin):
                 hidden_states, value, mask, positions, call.key_states, position_bias, is_causal, dropout
             )
         finally:
-            if part is not None:
+            for part in parts:
                 part.given = None
         return output.unflatten(-1, (heads, -1)), weights
 
@@ -241,14 +284,6 @@ class GuestFace(SynthesizerMixin):
         names = [wiring.fused] if wiring.fused else [*used, wiring.value]
         return [moved.get(name, name) for name in names]
 
-    @property
-    def stock_part(self) -> StockDotProduct | None:
-        """The part of the synthesizer that the stock forward makes, if there is one."""
-        if "dot_product" not in self.synthesizer.config.parts:
-            return None
-        # The synthesizer may be a mixture, or what stands in for one: fused, or wrapped by PEFT.
-        return cast(StockDotProduct, cast(nn.ModuleDict, self.synthesizer.parts)["dot_product"])
-
     def require_whole(self, call: Call, query: torch.Tensor) -> None:
         """Raise `UnsupportedModelError` unless these are the queries of the hidden states, all of them, and once."""
         states, width = call.hidden_states, self.dimensions[0]
@@ -258,7 +293,7 @@ class GuestFace(SynthesizerMixin):
                 f"{self.stock_class.__name__} attends more than once in one forward pass, and synthesized logits could stand "
                 f"in for one of them only. Patch other layers (layers=…), or register a face for this class."
             )
-        if not fits or query.shape[1] != self.dimensions[1]:
+        if not fits or query.shape[1] not in (self.dimensions[1], len(self.compared)):
             raise UnsupportedModelError(
                 f"{self.stock_class.__name__} attends in pieces: for hidden states of shape {tuple(states.shape)} it hands "
                 f"over queries of shape {tuple(query.shape)}. Positions in such a sequence are not known here. Patch other "
@@ -320,6 +355,11 @@ MASKS = ("attention_mask", "mask")
 """What stock forwards call their mask."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """What stock forwards call their cache."""
+
+
+def _heads(tensor: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
+    """These heads of (B, H, L, d)."""
+    return tensor if list(wanted) == list(range(tensor.shape[1])) else tensor[:, list(wanted)]
 
 
 def dot_product(query: torch.Tensor, key: torch.Tensor, scaling: float | None, softcap: float | None) -> Logits:

@@ -37,9 +37,35 @@ class KeySideCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the cache's own, with keys (B, G, L, d_h + w) for G groups of heads."""
-        states, width = self.call.key_states, key.shape[-1]
+        """As the cache's own, with keys (B, G, L, d_h + w) for G groups of heads.
+
+        Where some heads alone compare tokens, their keys and the key-side states lie side by side in what is kept of a token, and
+        the stock forward gets these keys back, (B, G' ≤ G, L, d_h).
+        """
+        states, kept = self.call.key_states, self.layer.kept_keys
+        if kept is not None:
+            return self.update_kept(key, value, kept, layer_idx, *args, **kwargs)
+        width, heads, per_head = key.shape[-1], states.shape[1], states.shape[-1]
         own = grouped(states, key.shape[1]).to(key.dtype)
         key, value = store(self.cache, layer_idx, torch.cat([key, own], dim=-1), value, *args, **kwargs)
-        self.call.key_states = ungrouped(key[..., width:], states.shape[1])  # (B, H, Lk, w)
+        self.call.key_states = ungrouped(key[..., width:], heads, per_head)  # (B, H, Lk, w)
         return key[..., :width], value
+
+    def update_kept(
+        self, key: torch.Tensor, value: torch.Tensor, kept: list[int], layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`update`, where only the groups of heads `kept` have keys that anybody needs."""
+        states, width = self.call.key_states, key.shape[-1]
+        if key.shape[1] != len(kept):
+            key = key[:, kept]
+        flat = key.transpose(1, 2).flatten(2)  # (B, L, G' · d_h)
+        own = flat.shape[-1]
+        if states is not None:  # (B, 1, L, w): those of groups of heads are of one head already
+            flat = torch.cat([flat, states[:, 0].to(flat.dtype)], dim=-1)
+        stored, value = store(
+            self.cache, layer_idx, grouped(flat.unsqueeze(1), value.shape[1]), value, *args, **kwargs
+        )
+        flat = ungrouped(stored, 1, flat.shape[-1])[:, 0]
+        if states is not None:
+            self.call.key_states = flat[..., own:].unsqueeze(1)
+        return flat[..., :own].unflatten(-1, (len(kept), width)).transpose(1, 2), value

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from ..attend import attend
 from ..checkpoints.guard import Guard
-from ..config import SynthesizerConfig
+from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..gemm import linear
 from ..masks import AttentionMask
@@ -64,10 +64,11 @@ class SynthesizerMixin(nn.Module):
     def __init__(self, *args: Any, synthesizer: str | SynthesizerConfig, **kwargs: Any):
         """As the stock class, with fresh weights, and a variant or a configuration of the logits."""
         super().__init__(*args, **kwargs)
-        config = SynthesizerConfig(synthesizer) if isinstance(synthesizer, str) else synthesizer
+        config: LayerConfig = SynthesizerConfig(synthesizer) if isinstance(synthesizer, str) else synthesizer
+        config = layer_config(config, query_heads(self))
         if config.max_length is None:
             given = next((value for value in (*args, *kwargs.values()) if isinstance(value, PreTrainedConfig)), None)
-            config = config.replace(max_length=longest_sequence(given or self.config, self.stack))
+            config = config.for_length(longest_sequence(given or self.config, self.stack))
         self.__class__ = serving_class(type(self), config)
         self.replace_projections(config)
 
@@ -93,7 +94,7 @@ class SynthesizerMixin(nn.Module):
 
     @classmethod
     def from_stock(
-        cls, stock: nn.Module, config: SynthesizerConfig, example: torch.Tensor | None = None
+        cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None
     ) -> SynthesizerMixin:
         """A synthesized twin of a stock module, which is left as it was.
 
@@ -144,7 +145,7 @@ class SynthesizerMixin(nn.Module):
         names = ["synthesizer.query", "synthesizer.key"] if self.synthesizer.config.variant == "dot_product" else []
         return [self.wiring.value, *names]
 
-    def replace_projections(self, config: SynthesizerConfig, example: torch.Tensor | None = None) -> None:
+    def replace_projections(self, config: LayerConfig, example: torch.Tensor | None = None) -> None:
         """Put a synthesizer where the query and key projections were, on their device and with their dtype.
 
         Quantized ones may have none; then it is that of `example`, or torch's default.
@@ -169,7 +170,7 @@ class SynthesizerMixin(nn.Module):
         self.synthesizer = synthesizer
         self.stand_guard(config, self.place_of(projection, example)[0])
 
-    def build(self, config: SynthesizerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
+    def build(self, config: LayerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
         """A fresh synthesizer, where a stock projection is and of its dtype."""
         hidden_size, heads, width = self.dimensions
         device, dtype = self.place_of(projection, example)
@@ -191,7 +192,7 @@ class SynthesizerMixin(nn.Module):
             query, key = (projection_of(self, self.wiring, name) for name in ("query", "key"))
             synthesizer.load_stock(query=query, key=key, scaling=self.logit_scaling)
 
-    def stand_guard(self, config: SynthesizerConfig, device: torch.device) -> None:
+    def stand_guard(self, config: LayerConfig, device: torch.device) -> None:
         """Put a guard under the stock name of the projection that is gone or has moved."""
         self._modules[self.guard_name] = Guard(config, device).train(self.training)
 

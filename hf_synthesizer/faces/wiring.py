@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedModelError
-from ..synthesizers.stock_weights import is_quantized
+from ..synthesizers.stock_weights import rows_of
 
 SEPARATE = (
     # query, key, value, and the names that the output projection may have beside them
@@ -113,6 +113,12 @@ def projection_of(module: nn.Module, wiring: Wiring, which: str) -> nn.Module:
     return rows_of(projection, rows)
 
 
+def head_rows(module: nn.Module, heads: Sequence[int]) -> torch.Tensor:
+    """The rows of a projection of a stock attention module that make these heads."""
+    width = head_dim(module)
+    return (torch.tensor(heads)[:, None] * width + torch.arange(width)).flatten()
+
+
 def head_dim(module: nn.Module) -> int:
     """The width d_h of one head of a stock attention module."""
     return int(_attribute(module, ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")))
@@ -151,28 +157,6 @@ def out_features(projection: nn.Module) -> int:
 def in_features(projection: nn.Module) -> int:
     """How many numbers a projection takes; `Conv1D` of the GPT models calls it `nx`."""
     return int(_attribute(projection, ("in_features", "nx")))
-
-
-def rows_of(projection: nn.Module, rows: torch.Tensor) -> nn.Linear:
-    """A `Linear` of its own with these rows of a projection; `Conv1D` keeps its weight transposed.
-
-    Raises:
-        UnsupportedModelError: for a quantized projection, whose rows nobody can take.
-    """
-    if is_quantized(projection):
-        raise UnsupportedModelError(
-            "This model makes queries, keys and values by one projection, or several heads share a key, and its projections "
-            "were quantized, so that none can be cut out. Patch the model before it is quantized."
-        )
-    weight = cast(torch.Tensor, projection.weight)
-    weight = weight if hasattr(projection, "out_features") else weight.t()
-    bias = cast("torch.Tensor | None", getattr(projection, "bias", None))
-    rows = rows.to(weight.device)
-    own = nn.Linear(weight.shape[1], len(rows), bias=bias is not None, device="meta", dtype=weight.dtype)
-    own.weight = nn.Parameter(weight.detach()[rows].clone(), requires_grad=weight.requires_grad)
-    if bias is not None:
-        own.bias = nn.Parameter(bias.detach()[rows].clone(), requires_grad=bias.requires_grad)
-    return own
 
 
 def _attribute(module: nn.Module, names: tuple[str, ...], default: Any = None) -> Any:

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..config import SynthesizerConfig
+from ..config import HeadGroupsConfig, LayerConfig
 from ..errors import InvalidConfigError
 from ..faces.lengths import known_length, longest_sequence
 from ..faces.wiring import find_wiring, head_dim, in_features, query_heads
@@ -18,8 +18,8 @@ logger = logging.get_logger(__name__)
 
 
 def with_lengths(
-    slots: list[Slot], plan: dict[str, SynthesizerConfig], model: nn.Module, model_config: PreTrainedConfig
-) -> dict[str, SynthesizerConfig]:
+    slots: list[Slot], plan: dict[str, LayerConfig], model: nn.Module, model_config: PreTrainedConfig
+) -> dict[str, LayerConfig]:
     """The plan, with the model's own longest sequence for each layer that names none.
 
     A `max_length` beyond what the model can take is warned of: no input will use it.
@@ -35,7 +35,7 @@ def with_lengths(
             continue
         config, layer_config = plan[slot.label], config_of(slot, model_config)
         if config.max_length is None:
-            config = config.replace(max_length=longest_sequence(layer_config, slot.stack))
+            config = config.for_length(longest_sequence(layer_config, slot.stack))
             numbers += _numbers(slot.module, config)
             longest = max(longest, (config.max_length or 0, type(layer_config).__name__))
         else:
@@ -74,7 +74,7 @@ def _size(model: nn.Module) -> int:
     return counted
 
 
-def _numbers(module: nn.Module, config: SynthesizerConfig) -> int:
+def _numbers(module: nn.Module, config: LayerConfig) -> int:
     """How many numbers, trained or not, the tables and projections of a synthesizer would have."""
     wiring = find_wiring(module)
     if wiring is None:

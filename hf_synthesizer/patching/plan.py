@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 from torch import nn
 
-from ..config import SynthesizerConfig
+from ..config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
 from ..errors import CheckpointMismatchError, InvalidConfigError, NoMatchingLayerError, SynthesizerError, did_you_mean
+from ..faces.wiring import query_heads
 from ..synthesizers.registry import variant_options
 from ..version import HOW_TO_INSTALL
 from .slots import Slot
 
 FORMAT_VERSION = 1
 
-Variant = str | SynthesizerConfig
+Variant = str | SynthesizerConfig | Sequence[SynthesizerConfig]
+"""What a layer is asked to be: a variant, a configuration, or several for groups of its heads."""
 Spec = Variant | Mapping[int | str, Variant]
 Layers = Iterable[int] | slice | Callable[[str, nn.Module], bool] | Mapping[str, Any] | None
 
 
-Plan = dict[str, SynthesizerConfig]
+Plan = dict[str, LayerConfig]
 """From a slot's label to the configuration of its synthesizer."""
 
 
@@ -47,23 +49,57 @@ def make_plan(slots: list[Slot], spec: Spec, layers: Layers, options: dict[str, 
             )
         return {
             slot.label: _configure(
-                chosen[slot.label], {k: v for k, v in options.items() if k in _knows(chosen[slot.label])}
+                chosen[slot.label], {k: v for k, v in options.items() if k in _knows(chosen[slot.label])}, slot
             )
             for slot in slots
             if slot.label in chosen
         }
-    return {slot.label: _configure(spec, options) for slot in _select(slots, layers)}
+    return {slot.label: _configure(spec, options, slot) for slot in _select(slots, layers)}
 
 
 def _knows(variant: Variant) -> set[str]:
+    if _is_group_list(variant):
+        return set().union(*(_knows(group) for group in variant))
     name = variant.variant if isinstance(variant, SynthesizerConfig) else variant
-    return variant_options(name) | {"max_length"}
+    return variant_options(name) | {"max_length", "heads"}  # type: ignore[arg-type]
 
 
-def _configure(variant: Variant, options: dict[str, Any]) -> SynthesizerConfig:
+def _configure(variant: Variant, options: dict[str, Any], slot: Slot) -> LayerConfig:
+    if _is_group_list(variant):
+        groups = [_one(group, {k: v for k, v in options.items() if k in _knows(group)}) for group in variant]
+        return with_heads(groups, slot)
+    return with_heads(_one(variant, options), slot)  # type: ignore[arg-type]
+
+
+def _one(variant: str | SynthesizerConfig, options: dict[str, Any]) -> SynthesizerConfig:
     if isinstance(variant, SynthesizerConfig):
         return SynthesizerConfig.create(**{**variant.to_dict(), **options})
     return SynthesizerConfig.create(variant, **options)
+
+
+def _is_group_list(variant: Any) -> bool:
+    """Whether a layer is asked to have groups of heads; raises for a list that holds anything but configurations."""
+    if not isinstance(variant, (list, tuple)):
+        return False
+    if not variant or not all(isinstance(group, SynthesizerConfig) for group in variant):
+        raise InvalidConfigError(
+            f"Groups of heads are given as a list of SynthesizerConfig(variant, heads=[…]), at least one; not {variant!r}."
+        )
+    return True
+
+
+def with_heads(asked: SynthesizerConfig | Sequence[SynthesizerConfig], slot: Slot) -> LayerConfig:
+    """What a layer is made of, held against the heads that it has.
+
+    Raises:
+        InvalidConfigError: for heads that it does not have, or that are named twice; the layer is named.
+    """
+    if isinstance(asked, SynthesizerConfig) and asked.heads is None:
+        return asked
+    try:
+        return layer_config(asked, query_heads(slot.module))
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"Layer {slot.label!r}: {error}") from error
 
 
 def _hybrid(slots: list[Slot], spec: Mapping[Any, Variant]) -> dict[str, Variant]:
@@ -189,27 +225,32 @@ def parse_layers(text: str | None) -> list[int] | dict[str, Any] | None:
 
 
 def plan_to_json(plan: Plan, slots: list[Slot], base_model: str | None = None) -> dict[str, Any]:
-    """For `config.json`: the distinct configurations, and for each stack which layer has which (null: stock).
+    """For `config.json`: the distinct configurations, and for each stack which layer has which (null: stock; a list: groups of
+    heads).
 
     `base_model` is the Hub's name of the model that was patched; left out if None.
     """
     configs: list[dict[str, Any]] = []
-    layers: dict[str, list[int | None]] = {}
+    layers: dict[str, list[int | list[int] | None]] = {}
     for slot in slots:
         row = layers.setdefault(slot.stack, [])
         if slot.label not in plan:
             row.append(None)
             continue
-        data = plan[slot.label].to_dict()
-        if data not in configs:
-            configs.append(data)
-        row.append(configs.index(data))
+        config = plan[slot.label]
+        numbers = []
+        for group in config.groups if isinstance(config, HeadGroupsConfig) else (config,):
+            data = group.to_dict()
+            if data not in configs:
+                configs.append(data)
+            numbers.append(configs.index(data))
+        row.append(numbers[0] if len(numbers) == 1 else numbers)
     description = {"format_version": FORMAT_VERSION, "configs": configs, "layers": layers}
     return description if base_model is None else {**description, "base_model": base_model}
 
 
-def plan_from_json(data: Any) -> Plan:
-    """The inverse of `plan_to_json`.
+def plan_from_json(data: Any) -> dict[str, SynthesizerConfig | list[SynthesizerConfig]]:
+    """The inverse of `plan_to_json`, but for what only a model knows: how many heads its layers have (`with_heads`).
 
     Raises:
         CheckpointMismatchError: for a newer format, an unknown key, or a description that contradicts itself.
@@ -231,7 +272,7 @@ def plan_from_json(data: Any) -> Plan:
     try:
         configs = [SynthesizerConfig.from_dict(config) for config in data["configs"]]
         return {
-            f"{stack}.{index}": configs[number]
+            f"{stack}.{index}": configs[number] if isinstance(number, int) else [configs[n] for n in number]
             for stack, row in data["layers"].items()
             for index, number in enumerate(row)
             if number is not None

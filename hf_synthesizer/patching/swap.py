@@ -12,7 +12,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
-from ..errors import AlreadyPatchedError, CheckpointMismatchError, NotPatchedError, UnsupportedModelError
+from ..errors import (
+    AlreadyPatchedError,
+    CheckpointMismatchError,
+    InvalidConfigError,
+    NotPatchedError,
+    UnsupportedModelError,
+)
 from ..faces import synthesizer_class
 from ..faces.mixin import SynthesizerMixin
 from ..models import MODEL_TYPE_PREFIX, config_class, is_stock_model, model_class
@@ -20,7 +26,7 @@ from ..peft import require_no_adapters
 from .changes import Samples, changed_weights, sample_weights
 from .longest import with_lengths
 from .own_config import OwnConfig, replace_configs
-from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json
+from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json, with_heads
 from .sentences import lengthen_texts, model_of_sentences, shorten_texts
 from .slots import Slot, find_slots
 
@@ -58,7 +64,9 @@ def patch_model(
         model: a stock Transformers model of a supported family (see `list_families()`), with any head or none; or a
             SentenceTransformer around one, whose `max_seq_length` follows.
         variant: a name ("dense"), a mixture ("random+dot_product"), a `SynthesizerConfig`, or a hybrid
-            `{layer: any of these}`, where a layer is an index, a stack ("encoder") or "stack.index".
+            `{layer: any of these}`, where a layer is an index, a stack ("encoder") or "stack.index". With `heads=[…]` a
+            configuration is for some heads of a layer; a list of such makes several groups, and the heads that none names
+            keep the stock attention. What `suggest_layers` and `suggest_heads` return is such a hybrid.
         layers: which layers; all if None. Indices, a slice, a predicate `(name, module) -> bool`, or for models with
             two stacks a dict such as `{"encoder": [0, 1], "decoder": True}`.
         max_length: the longest sequence N the logits are built for; the model's own maximum if None.
@@ -181,17 +189,21 @@ def rebuild(model: PreTrainedModel) -> None:
     Raises:
         CheckpointMismatchError: when the config describes none, or layers that the model does not have.
     """
-    plan = plan_from_json(getattr(model.config, "synthesizer", None))
+    asked = plan_from_json(getattr(model.config, "synthesizer", None))
     slots, _ = find_slots(model)
     present = {slot.stack for slot in slots}
     # A head may be without one of the stacks (an encoder alone); a stack that is there must be as deep as described.
-    plan = {label: config for label, config in plan.items() if label.partition(".")[0] in present}
-    unknown = sorted(plan.keys() - {slot.label for slot in slots})
+    asked = {label: config for label, config in asked.items() if label.partition(".")[0] in present}
+    unknown = sorted(asked.keys() - {slot.label for slot in slots})
     if unknown:
         raise CheckpointMismatchError(
             f"config.json describes a synthesizer for layer {unknown[0]!r}, but this {type(model).__name__} has only "
             f"{len(slots)} self-attention layers. Repair the config's number of layers, or its 'synthesizer' field."
         )
+    try:
+        plan = {slot.label: with_heads(asked[slot.label], slot) for slot in slots if slot.label in asked}
+    except InvalidConfigError as error:
+        raise CheckpointMismatchError(f"config.json describes heads that this model does not have. {error}") from error
     _install(model, slots, plan)
 
 

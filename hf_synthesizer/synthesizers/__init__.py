@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ..config import SynthesizerConfig
+from ..config import HeadGroupsConfig, LayerConfig
 from .base import Synthesizer
 from .dense import DenseSynthesizer
 from .dot_product import DotProductSynthesizer
 from .factorized_dense import FactorizedDenseSynthesizer
 from .factorized_random import FactorizedRandomSynthesizer
+from .head_groups import HeadGroups
 from .lsh import SignALSHSynthesizer, SimpleALSHSynthesizer, SimpleLSHSynthesizer, XboxALSHSynthesizer
 from .mixture import MixtureSynthesizer
 from .random import FixedRandomSynthesizer, RandomSynthesizer
@@ -22,6 +23,7 @@ __all__ = [
     "FactorizedDenseSynthesizer",
     "FactorizedRandomSynthesizer",
     "FixedRandomSynthesizer",
+    "HeadGroups",
     "MixtureSynthesizer",
     "RandomSynthesizer",
     "RoutingSynthesizer",
@@ -40,8 +42,11 @@ __all__ = [
 
 
 def build_synthesizer(
-    config: SynthesizerConfig, hidden_size: int, num_heads: int, max_length: int, *, head_dim: int | None = None
+    config: LayerConfig, hidden_size: int, num_heads: int, max_length: int, *, head_dim: int | None = None
 ) -> Synthesizer:
     """The synthesizer that a configuration describes, freshly initialised with torch's generator."""
+    length = config.max_length or max_length
+    if isinstance(config, HeadGroupsConfig):
+        return HeadGroups(hidden_size, num_heads, length, config, head_dim=head_dim, build=build_synthesizer)
     cls = MixtureSynthesizer if len(config.parts) > 1 else get_variant(config.variant)
-    return cls(hidden_size, num_heads, config.max_length or max_length, config, head_dim=head_dim)
+    return cls(hidden_size, num_heads, length, config, head_dim=head_dim)

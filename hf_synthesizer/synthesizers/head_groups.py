@@ -1,0 +1,95 @@
+"""Layers whose heads differ: each group of heads has a synthesizer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import torch
+from torch import nn
+
+from ..config import HeadGroupsConfig, SynthesizerConfig
+from ..logits import Grouped, HeadPartition, Logits
+from ..positions import Positions
+from .base import Synthesizer
+from .registry import get_variant
+from .stock_weights import rows_of
+
+STOCK = "stock"
+"""The name of the group that keeps the stock attention; the others are called 0, 1, …"""
+
+
+class HeadGroups(Synthesizer):
+    """`S[h] = S_g[h]` for the heads h of group g; the heads of no group compare tokens as the stock layer does.
+
+    Each group is a synthesizer for its number of heads, and knows nothing of the others. What the groups need to know of keys
+    lies side by side as that of one head, (B, 1, L, Σ_g H_g · width_g), because each group needs another width.
+    """
+
+    formula = "S_g[h, i, j] for the heads h of group g"
+    parameter_formula = "Σ"
+    config: HeadGroupsConfig  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        max_length: int,
+        config: HeadGroupsConfig,
+        *,
+        head_dim: int | None = None,
+        build: Callable[..., Synthesizer],
+    ):
+        """`build` makes the synthesizer of one group (`build_synthesizer`)."""
+        super().__init__(hidden_size, num_heads, max_length, config, head_dim=head_dim)  # type: ignore[arg-type]
+        named = [(str(number), group) for number, group in enumerate(config.groups)]
+        if config.stock_heads:
+            named.append((STOCK, SynthesizerConfig("dot_product", max_length=max_length, heads=config.stock_heads)))
+        self.groups = nn.ModuleDict(
+            {
+                name: build(group, hidden_size, len(group.heads or ()), max_length, head_dim=self.head_dim)
+                for name, group in named
+            }
+        )
+        self.heads = HeadPartition([group.heads or () for _, group in named])
+
+    def members(self) -> Iterator[tuple[str, tuple[int, ...], Synthesizer]]:
+        """Name, heads and synthesizer of each group."""
+        for (name, group), heads in zip(self.groups.items(), self.heads.groups, strict=True):
+            yield name, heads, cast(Synthesizer, group)
+
+    @property
+    def key_width(self) -> int:
+        return sum(len(heads) * group.key_width for _, heads, group in self.members())
+
+    def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
+        """Each group that has a use for them takes the rows of its own heads."""
+        for _, heads, group in self.members():
+            if any(get_variant(part).load_stock is not Synthesizer.load_stock for part in group.config.parts):
+                rows = (torch.tensor(heads)[:, None] * self.head_dim + torch.arange(self.head_dim)).flatten()
+                group.load_stock(rows_of(query, rows), rows_of(key, rows), scaling)
+
+    def set_causal(self, causal: bool) -> None:
+        for _, _, group in self.members():
+            group.set_causal(causal)
+
+    def start_at_zero(self) -> None:
+        for _, _, group in self.members():
+            group.start_at_zero()
+
+    def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        projected = [group.project_keys(hidden_states) for _, _, group in self.members()]
+        flat = [states.transpose(1, 2).flatten(2) for states in projected if states is not None]  # (B, L, H_g · w_g)
+        if not flat:
+            return None
+        return (flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)).unsqueeze(1)
+
+    def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
+        logits, start = [], 0
+        for _, heads, group in self.members():
+            states, width = None, len(heads) * group.key_width
+            if width and key_states is not None:
+                states = key_states[:, 0, :, start : start + width].unflatten(-1, (len(heads), -1)).transpose(1, 2)
+                start += width
+            logits.append(group.synthesize(hidden_states, states, positions))  # states: (B, H_g, L, w_g)
+        return Grouped(self.heads, logits)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from .attend import attend
-from .config import SynthesizerConfig
+from .config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
 from .errors import InvalidConfigError
 from .gemm import linear
 from .masks import AttentionMask
@@ -21,7 +22,7 @@ class SynthesizerAttention(nn.Module):
     Args:
         hidden_size: the width d of the input.
         num_heads: the number H of heads; it divides `hidden_size`.
-        variant: a variant's name or a mixture, or a `SynthesizerConfig`.
+        variant: a variant's name or a mixture, a `SynthesizerConfig`, or several with `heads=[…]` for groups of heads.
         max_length: the longest sequence N; needed unless the config names it.
         dropout: the probability with which a weight is dropped in training.
         **options: further fields of `SynthesizerConfig`.
@@ -39,7 +40,7 @@ class SynthesizerAttention(nn.Module):
         self,
         hidden_size: int,
         num_heads: int,
-        variant: str | SynthesizerConfig = "dense",
+        variant: str | SynthesizerConfig | Sequence[SynthesizerConfig] = "dense",
         max_length: int | None = None,
         *,
         dropout: float = 0.0,
@@ -48,11 +49,16 @@ class SynthesizerAttention(nn.Module):
         super().__init__()
         if hidden_size % num_heads:
             raise InvalidConfigError(f"hidden_size = {hidden_size} is not a multiple of num_heads = {num_heads}.")
-        if isinstance(variant, SynthesizerConfig):
-            config = variant.replace(**options)
-            config = config if max_length is None else config.replace(max_length=max_length)
-        else:
-            config = SynthesizerConfig.create(variant, max_length=max_length, **options)
+        asked = variant
+        if isinstance(asked, str):
+            asked = SynthesizerConfig.create(asked, max_length=max_length, **options)
+        elif isinstance(asked, SynthesizerConfig):
+            asked = asked.replace(**options, **({} if max_length is None else {"max_length": max_length}))
+        elif options:
+            raise InvalidConfigError(f"Options of groups of heads belong into their configurations: {options!r}.")
+        config: LayerConfig = layer_config(asked, num_heads)
+        if max_length is not None and isinstance(config, HeadGroupsConfig):
+            config = config.for_length(max_length)
         if config.max_length is None:
             raise InvalidConfigError("max_length is missing: a synthesizer needs to know its longest sequence N.")
         self.num_heads = num_heads

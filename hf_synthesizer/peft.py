@@ -31,7 +31,7 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
 
     LoRA's own defaults look for query and value projections, and would leave the synthesizers as they were drawn. Here
     LoRA adapts what is pretrained: the values of synthesized layers (and queries and keys where `dot_product` stands
-    alone), queries and values of the other self-attention layers. What is new, the synthesizers, is trained whole and
+    alone, or of the heads that keep the stock attention), queries and values of the other self-attention layers. What is new, the synthesizers, is trained whole and
     saved with the adapter.
 
     Args:
@@ -61,8 +61,7 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
             continue
         guards.append(f"{slot.name}.{layer.guard_name}")
         targets += [f"{slot.name}.{name}" for name in layer.projections_to_adapt()]
-        if layer.synthesizer.config.variant != "dot_product":
-            whole.append(f"{slot.name}.synthesizer")
+        whole += [f"{slot.name}.{name}" for name, made in layer.synthesizers() if not made.is_stock]
     name = stock_class(model).__name__
     task = next((task for head, task in _TASKS.items() if name.endswith(head)), None)
     if getattr(model, "main_input_name", "input_ids") != "input_ids":

@@ -23,7 +23,7 @@ from transformers.modelcard import (
 )
 from transformers.utils import logging
 
-from ..config import SynthesizerConfig
+from ..config import HeadGroupsConfig, LayerConfig, ranges
 from ..errors import NotPatchedError
 from ..faces.mixin import SynthesizerMixin
 from ..patching.counting import count_parameters
@@ -158,7 +158,7 @@ def _empty_form() -> str:
 
 
 def _metadata(model: PreTrainedModel) -> dict[str, Any]:
-    variants = {part for row in _variants(model) for part in (row["variant"], *row["variant"].split("+"))}
+    variants = {name for row in _variants(model) for name in row["names"]}
     data: dict[str, Any] = {"library_name": "transformers", "tags": [*TAGS, *sorted(variants)]}
     if base_model := model.config.synthesizer.get("base_model"):
         data["base_model"] = base_model
@@ -185,6 +185,7 @@ def _variants(model: PreTrainedModel) -> list[dict[str, Any]]:
         rows.append(
             {
                 "variant": config.variant,
+                "names": _names(config),
                 "formula": _formula(config),
                 "weights": f"{count_parameters(modules[0].synthesizer):,}",
                 "layers": "; ".join(f"{stack} {', '.join(map(str, row))}" for stack, row in names[key].items()),
@@ -194,7 +195,19 @@ def _variants(model: PreTrainedModel) -> list[dict[str, Any]]:
     return rows
 
 
-def _formula(config: SynthesizerConfig) -> str:
+def _names(config: LayerConfig) -> set[str]:
+    """The variants, and the parts of mixtures, that a layer has."""
+    if isinstance(config, HeadGroupsConfig):
+        return set().union(*map(_names, config.groups))
+    return {config.variant, *config.parts}
+
+
+def _formula(config: LayerConfig) -> str:
+    if isinstance(config, HeadGroupsConfig):
+        made = [f"heads {ranges(group.heads or ())}: {_formula(group)}" for group in config.groups]
+        if config.stock_heads:
+            made.append(f"heads {ranges(config.stock_heads)}: the stock attention")
+        return "<br>".join(made)
     if len(config.parts) == 1:
         return get_variant(config.variant).formula
     parts = [f"S_{name} = {get_variant(name).formula}" for name in config.parts]

@@ -99,6 +99,11 @@ class GuestFace(SynthesizerMixin):
         return self.__dict__["config"]._attn_implementation
 
     @property
+    def logit_modules(self) -> list[nn.Module]:
+        own = [name for name in self.wiring.replaced if name != self.guard_name]
+        return [self.synthesizer, cast(nn.Module, self._modules["stock"]), *(self._modules[name] for name in own)]  # type: ignore[list-item]
+
+    @property
     def guard_name(self) -> str:
         # Not the query projection: that is what people adapt with LoRA, and here it is still at its place.
         return self.wiring.fused or self.wiring.key
@@ -143,15 +148,17 @@ class GuestFace(SynthesizerMixin):
 
     def take_projections(self, synthesizer: Synthesizer) -> None:
         """A part `dot_product` gets its logits from the stock forward; a shared projection starts afresh."""
-        grouped = isinstance(synthesizer, HeadGroups)
-        members = synthesizer.members() if grouped else [("", tuple(range(self.dimensions[1])), synthesizer)]
+        groups = synthesizer.groups if isinstance(synthesizer, HeadGroups) else None
+        members = [("", tuple(range(self.dimensions[1])), synthesizer)]
+        if isinstance(synthesizer, HeadGroups):
+            members = list(synthesizer.members())
         for name, heads, group in members:
             given = StockDotProduct(group.hidden_size, group.num_heads, group.max_length, group.config)
             given.heads = heads
             if isinstance(group, MixtureSynthesizer) and "dot_product" in group.parts:
                 group.parts["dot_product"] = given
-            elif grouped and isinstance(group, DotProductSynthesizer):
-                synthesizer.groups[name] = given  # type: ignore[index]
+            elif groups is not None and isinstance(group, DotProductSynthesizer):
+                groups[name] = given
 
     def keep_compared_heads(self) -> None:
         """Cut the query and key projections down to the heads that compare tokens, and their groups' keys."""
@@ -280,7 +287,7 @@ class GuestFace(SynthesizerMixin):
     def projections_to_adapt(self) -> list[str]:
         moved = {self.guard_name: f"stock.{self.guard_name}"}
         wiring = self.wiring
-        used = (wiring.query, wiring.key) if self.synthesizer.config.variant == "dot_product" else ()
+        used = (wiring.query, wiring.key) if any(made.is_stock for _, made in self.synthesizers()) else ()
         names = [wiring.fused] if wiring.fused else [*used, wiring.value]
         return [moved.get(name, name) for name in names]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -15,7 +16,7 @@ from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..gemm import linear
 from ..masks import AttentionMask
 from ..positions import Positions, exporting
-from ..synthesizers import Synthesizer, build_synthesizer
+from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
@@ -131,6 +132,11 @@ class SynthesizerMixin(nn.Module):
         return self.__dict__["_stock_logit_parameters"]
 
     @property
+    def logit_modules(self) -> list[nn.Module]:
+        """What makes the logits now."""
+        return [self.synthesizer]
+
+    @property
     def backend(self) -> str:
         """The attention backend that the model asks for."""
         return self.config._attn_implementation
@@ -142,8 +148,15 @@ class SynthesizerMixin(nn.Module):
 
     def projections_to_adapt(self) -> list[str]:
         """What of the pretrained attention is still computed, but for the output: by LoRA's custom, what is adapted."""
-        names = ["synthesizer.query", "synthesizer.key"] if self.synthesizer.config.variant == "dot_product" else []
-        return [self.wiring.value, *names]
+        comparing = [name for name, made in self.synthesizers() if isinstance(made, DotProductSynthesizer)]
+        return [self.wiring.value, *(f"{name}.{part}" for name in comparing for part in ("query", "key"))]
+
+    def synthesizers(self) -> Iterator[tuple[str, Synthesizer]]:
+        """What makes the logits, one for each group of heads, with their names in the layer."""
+        if isinstance(self.synthesizer, HeadGroups):
+            yield from ((f"synthesizer.groups.{name}", group) for name, _, group in self.synthesizer.members())
+        else:
+            yield "synthesizer", self.synthesizer
 
     def replace_projections(self, config: LayerConfig, example: torch.Tensor | None = None) -> None:
         """Put a synthesizer where the query and key projections were, on their device and with their dtype.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
+from typing import cast
 
 import torch
 from torch import nn
 
+from ..config import ranges
 from ..errors import FusedModelError, InvalidConfigError
-from ..synthesizers import Synthesizer
+from ..synthesizers import HeadGroups, Synthesizer
 from .fused import FusedSynthesizer
 
 
@@ -65,41 +68,63 @@ def fuse_for_inference(model: nn.Module, *, tolerance: float | None = None) -> F
         )
     if model.training:
         raise FusedModelError("fuse_for_inference is for inference: call model.eval() first.")
-    found = [(name, module) for name, module in model.named_modules() if _holds_synthesizer(module)]
-    if any(isinstance(module.synthesizer, FusedSynthesizer) for _, module in found):
+    found = list(_places(model))
+    if any(isinstance(place.synthesizer, FusedSynthesizer) for place in found):
         raise FusedModelError("This model is fused already. Call unfuse(model) first to fuse it anew.")
     layers, made = [], []
-    for name, module in found:
-        synthesizer = module.synthesizer
+    for place in found:
+        synthesizer, name = place.synthesizer, place.name
         with torch.no_grad():
             static = synthesizer.static_table() is not None
         if not static:
             layers.append(FusedLayer(name, f"nothing: {synthesizer.config.variant} depends on the input", None, 0.0))
             continue
-        fused = FusedSynthesizer(synthesizer, bool(getattr(module, "is_causal", False)), tolerance)
-        made.append((module, fused))
+        fused = FusedSynthesizer(synthesizer, place.causal, tolerance)
+        made.append((place, fused))
         layers.append(FusedLayer(name, fused.what, fused.rank, fused.error))
     if not made:
         raise FusedModelError(
             f"Nothing to fuse: none of the {len(found)} synthesized layers of this {type(model).__name__} has a part that "
             f"is the same for every input (random, fixed_random, factorized_random)."
         )
-    for module, fused in made:
+    for place, fused in made:
         fused.take_over()
-        module.synthesizer = fused
+        place.holder._modules[place.key] = fused
     return FuseReport(tuple(layers))
 
 
 def unfuse(model: nn.Module) -> nn.Module:
     """Undo `fuse_for_inference`, in place; returns the same model."""
-    for module in model.modules():
-        if _holds_synthesizer(module) and isinstance(module.synthesizer, FusedSynthesizer):
-            module.synthesizer = module.synthesizer.give_back()
+    for place in list(_places(model)):
+        if isinstance(place.synthesizer, FusedSynthesizer):
+            place.holder._modules[place.key] = place.synthesizer.give_back()
     return model
 
 
-def _holds_synthesizer(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "synthesizer", None), Synthesizer)
+@dataclass(frozen=True)
+class _Place:
+    """Where a synthesizer is: the layer's or the group's name, the module that holds it, and under which key."""
+
+    name: str
+    holder: nn.Module
+    key: str
+    causal: bool
+
+    @property
+    def synthesizer(self) -> Synthesizer:
+        return cast(Synthesizer, self.holder._modules[self.key])
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
+    """Each layer's synthesizer, or those of its groups of heads."""
+    for name, module in model.named_modules():
+        synthesizer = getattr(module, "synthesizer", None)
+        causal = bool(getattr(module, "is_causal", False))
+        if isinstance(synthesizer, HeadGroups):
+            for key, heads, _ in synthesizer.members():
+                yield _Place(f"{name} [{ranges(heads)}]", synthesizer.groups, key, causal)
+        elif isinstance(synthesizer, Synthesizer):
+            yield _Place(name, module, "synthesizer", causal)
 
 
 def _is_number(value: object) -> bool:

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..config import HeadGroupsConfig, LayerConfig
+from ..config import LayerConfig
 from ..errors import InvalidConfigError
 from ..faces.lengths import known_length, longest_sequence
 from ..faces.wiring import find_wiring, head_dim, in_features, query_heads

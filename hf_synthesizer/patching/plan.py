@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from typing_extensions import TypeIs
+
 from torch import nn
 
 from ..config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
@@ -59,16 +61,16 @@ def make_plan(slots: list[Slot], spec: Spec, layers: Layers, options: dict[str, 
 
 def _knows(variant: Variant) -> set[str]:
     if _is_group_list(variant):
-        return set().union(*(_knows(group) for group in variant))
+        return set().union(*map(_knows, variant))
     name = variant.variant if isinstance(variant, SynthesizerConfig) else variant
-    return variant_options(name) | {"max_length", "heads"}  # type: ignore[arg-type]
+    return variant_options(name) | {"max_length", "heads"}
 
 
 def _configure(variant: Variant, options: dict[str, Any], slot: Slot) -> LayerConfig:
     if _is_group_list(variant):
         groups = [_one(group, {k: v for k, v in options.items() if k in _knows(group)}) for group in variant]
         return with_heads(groups, slot)
-    return with_heads(_one(variant, options), slot)  # type: ignore[arg-type]
+    return with_heads(_one(variant, options), slot)
 
 
 def _one(variant: str | SynthesizerConfig, options: dict[str, Any]) -> SynthesizerConfig:
@@ -77,7 +79,7 @@ def _one(variant: str | SynthesizerConfig, options: dict[str, Any]) -> Synthesiz
     return SynthesizerConfig.create(variant, **options)
 
 
-def _is_group_list(variant: Any) -> bool:
+def _is_group_list(variant: Variant) -> TypeIs[Sequence[SynthesizerConfig]]:
     """Whether a layer is asked to have groups of heads; raises for a list that holds anything but configurations."""
     if not isinstance(variant, (list, tuple)):
         return False

@@ -73,7 +73,7 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
             config = module.synthesizer.config
             options = ", ".join(f"{key}={value}" for key, value in config.non_default().items())
             note = f"max_length={config.max_length}" + (f", {options}" if options else "")
-            before, after = module.stock_logit_parameters, count_parameters(module.synthesizer)
+            before, after = module.stock_logit_parameters, sum(map(count_parameters, module.logit_modules))
             layers.append(LayerReport(slot.name, config.variant, before, after, note))
         else:
             count = _projection_parameters(module)

@@ -129,7 +129,7 @@ def unpatch_model(model: Model) -> Model:
     config object (with what was set on the patched model's since). Where nothing was trained, loaded or edited meanwhile,
     the model computes bit for bit what it did before. All else stays as it is now: values, output projections,
     embeddings, feed-forward layers and the head are the same tensors in the patched model and the stock one, and so are
-    the queries and keys of `dot_product` and its mixtures. After training these are trained, and old queries and keys do
+    the queries and keys of `dot_product` and its mixtures, as long as all heads have them. After training these are trained, and old queries and keys do
     not belong to them: a warning says so. It looks at some numbers of each parameter; sharded ones are not looked at.
 
     Raises:
@@ -232,10 +232,11 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan) -> Undo:
             for module in models.values()
         }
         undo.configs = {name: own[id(module.config)] for name, module in models.items()}
-        undo.weights = sample_weights(model)
     for name, twin in twins.items():
         undo.modules[name] = model.get_submodule(name)
         model.set_submodule(name, twin)
+    if undo.configs:
+        undo.weights = sample_weights(model)
     replace_configs(model, [pair for config in undo.configs.values() for pair in config.pairs()])
     for module in models.values():
         if is_stock_model(type(module)):

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from hf_synthesizer import transfer_attention
-from hf_synthesizer.transfer import closed_forms, first_order
+from hf_synthesizer import InvalidConfigError, SynthesizerConfig, transfer_attention
+from hf_synthesizer.transfer import first_order
 from hf_synthesizer.transfer.average import MeanWeights, best_factors
 from hf_synthesizer.transfer.first_order import MeanStates
 from hf_synthesizer.transfer.observe import observe_calls, observing, pair_layers
@@ -109,7 +109,7 @@ def mean_states(model, teacher, inputs) -> MeanStates:
 def test_dense_and_salience_take_the_logits_with_the_mean_on_the_other_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """S[h, i, j] = s · ((q_i − q̄) · k̄_j + q̄ · k_j) up to a constant a row; k̄_j over the tokens at j, q̄ over all."""
     monkeypatch.setattr(first_order, "SPREAD", 9.0)  # no hidden unit reaches relu's corner
-    monkeypatch.setattr(closed_forms, "SCALES", (1.0,))
+    monkeypatch.setattr(first_order, "SCALES", (1.0,))
     teacher, inputs = sharp(HEADS["bert"]), loader(HEADS["bert"], count=1)[0]
     model = student_of(teacher, "dense+salience")
     transfer_attention(model, teacher, [inputs], method="average", progress=False)
@@ -152,3 +152,74 @@ def test_the_closed_forms_alone_bring_a_model_nearer(family: str, variant: str) 
     model = student_of(teacher, variant)
     report = transfer_attention(model, teacher, batches, method="average", progress=False)
     assert sum(layer.after for layer in report.layers) < 0.97 * sum(layer.before for layer in report.layers)
+
+
+def test_factorized_dense_takes_the_nearest_sum_of_a_fine_and_a_coarse_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a constant a row, and to what is small where the constant is large: `z_i · (F[j mod a] + G[j div a])`, the least
+    squares of `dense`'s `z_i · k̄_j` over the tokens."""
+    monkeypatch.setattr(first_order, "SPREAD", 9.0)
+    monkeypatch.setattr(first_order, "SCALES", (1.0,))
+    monkeypatch.setattr(first_order, "CONSTANTS", (50.0,))
+    teacher, inputs = sharp(HEADS["bert"]), loader(HEADS["bert"], count=1, length=12)[0]
+    found = {}
+    for variant, options in (("dense", {}), ("factorized_dense", {"factors": (6, 4)})):
+        model = student_of(teacher, variant, **options)
+        transfer_attention(model, teacher, [inputs], method="average", progress=False)
+        synthesizer = self_attentions(model)[0].synthesizer.double()
+        with torch.no_grad():
+            states = teacher.bert.embeddings(inputs["input_ids"]).double()
+            found[variant] = synthesizer(states).materialize()[..., :12]  # (B, H, L, L)
+    count = inputs["attention_mask"].sum(0).double()
+    place = torch.arange(12)
+    which = torch.stack([*(place % 6 == m for m in range(6)), *(place // 6 == n for n in range(4))], -1).double()
+    for wanted, ours in zip(found["dense"].flatten(0, 2), found["factorized_dense"].flatten(0, 2), strict=True):
+        gram = which.T @ (count[:, None] * which) + 1e-9 * torch.eye(10, dtype=torch.float64)
+        nearest = which @ torch.linalg.solve(gram, which.T @ (count * wanted))
+        apart = (ours - nearest) - (ours - nearest).mean()
+        assert apart.abs().max() < 0.02 * wanted.std() + 1e-3
+
+
+def test_factorized_dense_starts_nearer_than_fresh_in_every_layer() -> None:
+    teacher = sharp(HEADS["bert"])
+    for variant in ("factorized_dense", "factorized_dense+salience"):
+        report = transfer_attention(
+            student_of(teacher, variant), teacher, loader(HEADS["bert"]), method="average", progress=False
+        )
+        assert all(layer.after < layer.before for layer in report.layers)
+
+
+@pytest.mark.parametrize("variant", ["random", "random+salience", "dense", "dense+salience", "factorized_random"])
+@pytest.mark.parametrize("head", [HEADS["bert"], HEADS["t5"]])
+def test_some_heads_take_what_they_take_in_a_layer_of_their_own_kind(
+    head: str, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_order, "SCALES", (0.8,))
+    teacher, batches = sharp(head), loader(head)
+    whole = student_of(teacher, variant)
+    some = student_of(teacher, SynthesizerConfig(variant, heads=[0, 2]))
+    for model in (whole, some):
+        report = transfer_attention(model, teacher, batches, method="average", progress=False)
+    assert report.layers[0].variant == f"{variant} [0, 2]"
+    for all_heads, group in zip(self_attentions(whole), self_attentions(some), strict=True):
+        if variant == "factorized_random":  # its factors are free to turn
+            wanted, found = (s.static_table() for s in (all_heads.synthesizer, group.synthesizer.groups["0"]))
+            torch.testing.assert_close(found, wanted[[0, 2]], rtol=1e-3, atol=1e-3)
+            continue
+        theirs = all_heads.synthesizer.state_dict()
+        for name, tensor in group.synthesizer.groups["0"].state_dict().items():
+            rows = theirs[name].unflatten(0, (3, -1))[[0, 2]].flatten(0, 1)
+            torch.testing.assert_close(tensor, rows, rtol=1e-5, atol=1e-6)
+
+
+def test_distillation_of_groups_leaves_stage_one_to_what_is_new() -> None:
+    teacher, batches = sharp(HEADS["bert"]), loader(HEADS["bert"])
+    groups = [SynthesizerConfig("dense+salience", heads=[1]), SynthesizerConfig("random", heads=[2])]
+    model = student_of(teacher, groups)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = transfer_attention(model, teacher, batches, steps=(3, 0), progress=False)
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved and all(".synthesizer.groups.0." in name or ".synthesizer.groups.1." in name for name in moved)
+    assert all(layer.after < layer.before for layer in report.layers)
+    with pytest.raises(InvalidConfigError, match="'encoder.0' is 'routing'"):
+        routed = student_of(teacher, [SynthesizerConfig("routing", heads=[0])])
+        transfer_attention(routed, teacher, batches, method="average", progress=False)

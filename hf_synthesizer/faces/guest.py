@@ -26,7 +26,7 @@ from .attention import asks_for_backend, find_face, takes_fewer_heads, uses_atte
 from .caching import past_length, slots_before
 from .guest_cache import KeySideCache
 from .mixin import SynthesizerMixin, says_positions
-from .wiring import any_wiring, find_wiring, head_rows, in_features, query_heads, value_heads
+from .wiring import any_wiring, find_wiring, head_dim, head_rows, in_features, query_heads, value_heads
 
 NAME = "hf_synthesizer"
 """What our attention function is called in Transformers' interface."""
@@ -126,13 +126,16 @@ class GuestFace(SynthesizerMixin):
                 f"as choosing keys by their content, and under synthesized attention it would not. Patch other layers "
                 f"(layers=…), or register a face for this class."
             )
-        self.wiring = find_wiring(self) or any_wiring(self)
+        known = find_wiring(self)
+        self.wiring = known or any_wiring(self)
         moved = cast(nn.Module, self._modules[self.guard_name])
         hidden_size = in_features(cast(nn.Module, self._modules[self.wiring.fused or self.wiring.query]))
         heads, named = query_heads(self), getattr(getattr(self, "config", None), "num_attention_heads", None) or 0
         if heads == 2 * named:
             heads = int(named)  # the projection of queries makes a gate as well (Qwen3-Next)
-        self.__dict__["_dimensions"] = (hidden_size, heads, max(1, hidden_size // heads))
+        separate = known is not None and not known.fused
+        width = head_dim(self) if separate else max(1, hidden_size // heads)
+        self.__dict__["_dimensions"] = (hidden_size, heads, width)
         kept = [cast(nn.Module, self._modules[name]) for name in self.wiring.replaced]
         lost = sum(parameter.numel() for module in kept for parameter in module.parameters())
         self.__dict__["_stock_logit_parameters"] = lost

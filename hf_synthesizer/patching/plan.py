@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from typing_extensions import TypeIs
-
 from torch import nn
 
 from ..config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
@@ -60,17 +58,19 @@ def make_plan(slots: list[Slot], spec: Spec, layers: Layers, options: dict[str, 
 
 
 def _knows(variant: Variant) -> set[str]:
-    if _is_group_list(variant):
-        return set().union(*map(_knows, variant))
+    groups = _groups(variant)
+    if groups is not None:
+        return set().union(*map(_knows, groups))
     name = variant.variant if isinstance(variant, SynthesizerConfig) else variant
-    return variant_options(name) | {"max_length", "heads"}
+    return variant_options(name) | {"max_length", "heads"}  # type: ignore[arg-type]
 
 
 def _configure(variant: Variant, options: dict[str, Any], slot: Slot) -> LayerConfig:
-    if _is_group_list(variant):
-        groups = [_one(group, {k: v for k, v in options.items() if k in _knows(group)}) for group in variant]
-        return with_heads(groups, slot)
-    return with_heads(_one(variant, options), slot)
+    groups = _groups(variant)
+    if groups is not None:
+        own = [_one(group, {k: v for k, v in options.items() if k in _knows(group)}) for group in groups]
+        return with_heads(own, slot)
+    return with_heads(_one(variant, options), slot)  # type: ignore[arg-type]
 
 
 def _one(variant: str | SynthesizerConfig, options: dict[str, Any]) -> SynthesizerConfig:
@@ -79,15 +79,19 @@ def _one(variant: str | SynthesizerConfig, options: dict[str, Any]) -> Synthesiz
     return SynthesizerConfig.create(variant, **options)
 
 
-def _is_group_list(variant: Variant) -> TypeIs[Sequence[SynthesizerConfig]]:
-    """Whether a layer is asked to have groups of heads; raises for a list that holds anything but configurations."""
+def _groups(variant: Variant) -> Sequence[SynthesizerConfig] | None:
+    """The groups of heads that a layer is asked to have, None if it is asked for none.
+
+    Raises:
+        InvalidConfigError: for a list that holds anything but configurations.
+    """
     if not isinstance(variant, (list, tuple)):
-        return False
+        return None
     if not variant or not all(isinstance(group, SynthesizerConfig) for group in variant):
         raise InvalidConfigError(
             f"Groups of heads are given as a list of SynthesizerConfig(variant, heads=[…]), at least one; not {variant!r}."
         )
-    return True
+    return variant
 
 
 def with_heads(asked: SynthesizerConfig | Sequence[SynthesizerConfig], slot: Slot) -> LayerConfig:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import nn
 
-from ..faces.mixin import SynthesizerMixin
 from ..synthesizers import (
     DotProductSynthesizer,
     FactorizedRandomSynthesizer,
@@ -16,7 +16,7 @@ from ..synthesizers import (
     RandomSynthesizer,
     Synthesizer,
 )
-from .observe import Call
+from .observe import Call, Learner
 
 TABLES = (RandomSynthesizer, FactorizedRandomSynthesizer)
 """The synthesizers that hold one matrix of logits a head, whatever the input."""
@@ -54,10 +54,10 @@ class MeanWeights:
         logits = (self.sum / self.count.clamp(min=1)).clamp(min=tiny).log()
         return torch.where(reached, logits, _diagonals(self.sum, self.count).clamp(min=tiny).log())
 
-    def log_without_bias(self, shared: bool = False) -> torch.Tensor:
-        """`log(mean) − position bias`, (H, N, N), for models that add a bias of their own to the logits (T5).
+    def log_without_bias(self, heads: Sequence[int], shared: bool = False) -> torch.Tensor:
+        """`log(mean) − position bias` of some heads, (h, N, N), for models that add a bias of their own to the logits (T5).
 
-        With `shared` it is (1, N, N): of the mean over the heads.
+        With `shared` it is (1, N, N): of the mean over these heads.
         """
         logits = self.log()
         bias = torch.zeros_like(logits)
@@ -67,6 +67,7 @@ class MeanWeights:
             known[:length, :length] = 1
             bias[:, :length, :length] = self.bias
             bias = torch.where(known > 0, bias, _diagonals(bias, known))
+        logits, bias = logits[list(heads)], bias[list(heads)]
         if shared:
             return logits.exp().mean(0, keepdim=True).log() - bias.mean(0, keepdim=True)
         return logits - bias
@@ -87,15 +88,14 @@ def _diagonals(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return means[:, diagonal].view_as(total)
 
 
-def tables_of(layer: SynthesizerMixin) -> list[Synthesizer]:
-    """The parts of a layer that take the teacher's mean weights.
+def tables_of(synthesizer: Synthesizer) -> list[Synthesizer]:
+    """The parts that take the teacher's mean weights.
 
     None beside `dot_product`, which has the teacher's weights already.
     """
-    parts = parts_of(layer.synthesizer)
-    if keeps_dot_product(layer.synthesizer):
+    if keeps_dot_product(synthesizer):
         return []
-    return [part for part in parts if isinstance(part, TABLES)]
+    return [part for part in parts_of(synthesizer) if isinstance(part, TABLES)]
 
 
 def parts_of(synthesizer: Synthesizer) -> list[Synthesizer]:
@@ -105,18 +105,19 @@ def parts_of(synthesizer: Synthesizer) -> list[Synthesizer]:
     return [synthesizer]
 
 
-def write_mean_weights(layer: SynthesizerMixin, means: MeanWeights, less: torch.Tensor | None = None) -> None:
-    """Give the layer's first table the logarithm of the mean weights, less what another part says on the mean.
+def write_mean_weights(learner: Learner, means: MeanWeights, less: torch.Tensor | None = None) -> None:
+    """Give the first table the logarithm of the mean weights of its heads, less what another part says on the mean.
 
     `random` takes it as it is; heads that share a table take the mean over the heads. `factorized_random` takes the best
     approximation of its rank, in the sense of least squares and up to a constant a row, which softmax does not see.
     """
-    table = tables_of(layer)[0]
-    logits = means.log_without_bias(shared=table.config.share_heads)
+    synthesizer = learner.synthesizer
+    table = tables_of(synthesizer)[0]
+    logits = means.log_without_bias(learner.heads, shared=table.config.share_heads)
     if less is not None:
         logits = logits - (less.mean(0, keepdim=True) if table.config.share_heads else less)
-    if isinstance(layer.synthesizer, MixtureSynthesizer):
-        alpha = layer.synthesizer.alpha().get(table.variant)
+    if isinstance(synthesizer, MixtureSynthesizer):
+        alpha = synthesizer.alpha().get(table.variant)
         if alpha is not None and table.table_heads == len(alpha):
             logits = logits / alpha.detach().double().cpu()[:, None, None]
     with torch.no_grad():
@@ -143,11 +144,10 @@ def keeps_dot_product(synthesizer: Synthesizer) -> bool:
     return any(isinstance(part, DotProductSynthesizer) for part in parts_of(synthesizer))
 
 
-def restore_dot_product(layer: SynthesizerMixin) -> None:
-    """Make a mixture with `dot_product` exactly the stock layer: the other parts start at zero, and the query
+def restore_dot_product(synthesizer: Synthesizer) -> None:
+    """Make a mixture with `dot_product` exactly the stock attention: the other parts start at zero, and the query
     projection is divided by the weight α that the softmax over the parts gives it.
     """
-    synthesizer = layer.synthesizer
     if not isinstance(synthesizer, MixtureSynthesizer) or not keeps_dot_product(synthesizer):
         return
     synthesizer.start_at_zero()

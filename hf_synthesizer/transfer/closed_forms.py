@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -10,8 +12,8 @@ from transformers import PreTrainedModel
 from ..errors import InvalidConfigError
 from .average import MeanWeights, keeps_dot_product, restore_dot_product, tables_of, write_mean_weights
 from .distill import divergence
-from .first_order import SCALES, MeanStates, compares_plainly, first_order_parts, write_first_order
-from .observe import Batch, Call, LayerPair, observe_calls, synthesized_weights
+from .first_order import MeanStates, Scale, compares_plainly, first_order_parts, scales_for, write_first_order
+from .observe import Batch, Call, LayerPair, Learner, learners_of, observe_calls, synthesized_weights
 
 JUDGED = 4
 """On how many batches the scale is chosen."""
@@ -19,49 +21,49 @@ JUDGED = 4
 
 def require_closed_form(pairs: Iterable[LayerPair]) -> None:
     """Raise `InvalidConfigError` when some layer has no closed form."""
-    for pair in pairs:
-        if not _has_closed_form(pair):
-            rotated = first_order_parts(pair.student) and not compares_plainly(pair.teacher)
-            raise InvalidConfigError(
-                f"method='average' has no closed form of {pair.student.synthesizer.config.variant!r} for layer {pair.label!r}: "
-                f"{type(pair.teacher).__name__} rotates, normalises, clips or shifts its queries and keys before it compares "
-                f"them. Use random or factorized_random there, or method='auto' or 'distill'."
-                if rotated
-                else f"method='average' knows random, factorized_random and dense, alone or with salience, and mixtures with "
-                f"dot_product; layer {pair.label!r} is {pair.student.synthesizer.config.variant!r}. Use method='auto' or "
-                f"'distill'."
-            )
+    for learner in (learner for pair in pairs for learner in learners_of(pair)):
+        if _has_closed_form(learner):
+            continue
+        name, teacher = learner.synthesizer.config.variant, type(learner.pair.teacher).__name__
+        rotated = first_order_parts(learner.synthesizer) and not compares_plainly(learner.pair.teacher)
+        raise InvalidConfigError(
+            f"method='average' has no closed form of {name!r} for layer {learner.pair.label!r}: {teacher} rotates, normalises, "
+            f"clips or shifts its queries and keys before it compares them. Use random or factorized_random there, or "
+            f"method='auto' or 'distill'."
+            if rotated
+            else f"method='average' knows random, factorized_random, dense and factorized_dense, alone or with salience, and "
+            f"mixtures with dot_product; layer {learner.pair.label!r} is {name!r}. Use method='auto' or 'distill'."
+        )
 
 
-def _has_closed_form(pair: LayerPair) -> bool:
-    layer = pair.student
-    if keeps_dot_product(layer.synthesizer):
+def _has_closed_form(learner: Learner) -> bool:
+    if keeps_dot_product(learner.synthesizer):
         return True
-    parts = first_order_parts(layer)
-    if parts and not compares_plainly(pair.teacher):
+    parts = first_order_parts(learner.synthesizer)
+    if parts and not compares_plainly(learner.pair.teacher):
         return False
-    return bool(tables_of(layer) or parts)
+    return bool(tables_of(learner.synthesizer) or parts)
 
 
 def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches: Iterable[Batch]) -> None:
-    """Give each layer what has a closed form. Both models are under `observing(…, backend="eager")`.
+    """Give each layer, or each group of its heads, what has a closed form. Both models are under
+    `observing(…, backend="eager")`.
 
-    First-order terms get the scale, one a layer, that diverges least from the teacher on the first batches.
+    First-order terms get the scale, one a layer or group, that diverges least from the teacher on the first batches.
 
     Raises:
         InvalidConfigError: for batches that are padded on the left.
     """
-    for pair in pairs:
-        restore_dot_product(pair.student)
-    weights = {pair.label: MeanWeights(*_size(pair)) for pair in pairs if tables_of(pair.student)}
-    states = {
-        pair.label: MeanStates(pair)
-        for pair in pairs
-        if first_order_parts(pair.student) and compares_plainly(pair.teacher)
-    }
-    pairs = [pair for pair in pairs if pair.label in weights or pair.label in states]
+    learners = [learner for pair in pairs for learner in learners_of(pair)]
+    for learner in learners:
+        restore_dot_product(learner.synthesizer)
+    tables = {learner.pair.label for learner in learners if tables_of(learner.synthesizer)}
+    first_order = {learner.pair.label for learner in learners if _has_first_order(learner)}
+    pairs = [pair for pair in pairs if pair.label in tables | first_order]
     if not pairs:
         return
+    weights = {pair.label: MeanWeights(*_size(pair)) for pair in pairs if pair.label in tables}
+    states = {pair.label: MeanStates(pair) for pair in pairs if pair.label in first_order}
     judged_on: dict[str, list[Call]] = {label: [] for label in states}
     for batch in batches:
         found = observe_calls(teacher, pairs, batch)
@@ -77,31 +79,40 @@ def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches
                 states[label].add(call)
                 if len(judged_on[label]) < JUDGED:
                     judged_on[label].append(call)
-    for pair in pairs:
-        if pair.label not in states:
-            write_mean_weights(pair.student, weights[pair.label])
-            continue
-        best = min(SCALES, key=lambda scale: _divergence_at(scale, pair, states, weights, judged_on[pair.label]))
-        _write(best, pair, states, weights)
+    for learner in learners:
+        label = learner.pair.label
+        if _has_first_order(learner):
+            seen = _Seen(states[label], weights.get(label), judged_on[label])
+            _write(min(scales_for(learner.synthesizer), key=partial(_divergence_at, learner, seen)), learner, seen)
+        elif tables_of(learner.synthesizer):
+            write_mean_weights(learner, weights[label])
 
 
-def _write(scale: float, pair: LayerPair, states: dict[str, MeanStates], weights: dict[str, MeanWeights]) -> None:
-    said = write_first_order(states[pair.label], scale)
-    if pair.label in weights:
-        write_mean_weights(pair.student, weights[pair.label], less=said)
+def _has_first_order(learner: Learner) -> bool:
+    return bool(first_order_parts(learner.synthesizer)) and compares_plainly(learner.pair.teacher)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of a layer's teacher."""
+
+    states: MeanStates
+    weights: MeanWeights | None
+    judged_on: list[Call]
+
+
+def _write(scale: Scale, learner: Learner, seen: _Seen) -> None:
+    said = write_first_order(learner, seen.states, scale)
+    if seen.weights is not None and tables_of(learner.synthesizer):
+        write_mean_weights(learner, seen.weights, less=said)
 
 
 @torch.no_grad()
-def _divergence_at(
-    scale: float,
-    pair: LayerPair,
-    states: dict[str, MeanStates],
-    weights: dict[str, MeanWeights],
-    judged_on: list[Call],
-) -> float:
-    """How far the layer is from its teacher when its first-order terms have the scale."""
-    _write(scale, pair, states, weights)
-    return sum(divergence(call, synthesized_weights(pair.student, call)).item() for call in judged_on)
+def _divergence_at(learner: Learner, seen: _Seen, scale: Scale) -> float:
+    """How far the heads are from their teacher when their first-order terms have the scale."""
+    _write(scale, learner, seen)
+    student = learner.pair.student
+    return sum(divergence(call, synthesized_weights(student, call), learner.heads).item() for call in seen.judged_on)
 
 
 def _size(pair: LayerPair) -> tuple[int, int]:

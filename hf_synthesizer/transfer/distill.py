@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -10,15 +10,16 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import InvalidConfigError
-from ..faces.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
 from .observe import Batch, Call, LayerPair, observe_calls, on_device, synthesized_weights
 
 
-def divergence(call: Call, weights: torch.Tensor) -> torch.Tensor:
-    """`KL(teacher ‖ student)` of attention weights, the mean over heads and over the rows of tokens (a scalar)."""
+def divergence(call: Call, weights: torch.Tensor, heads: Sequence[int] | None = None) -> torch.Tensor:
+    """`KL(teacher ‖ student)` of attention weights, the mean over heads (all, or these) and over the rows of tokens (a scalar)."""
     target = call.weights.float()
     weights = weights.float()
+    if heads is not None and len(heads) < target.shape[1]:
+        target, weights = target[:, list(heads)], weights[:, list(heads)]
     rows = call.rows.unsqueeze(1)  # (B, 1, L)
     tiny = torch.finfo(torch.float32).tiny
     terms = target * (target.clamp(min=tiny).log() - weights.to(target.device).clamp(min=tiny).log())
@@ -130,23 +131,21 @@ def _recorded(
     return found
 
 
-def fresh_parameters(pairs: Iterable[LayerPair]) -> list[nn.Parameter]:
-    """The parameters of the synthesizers that no pretrained model has: all but what was the stock layer's own."""
+def fresh_parameters(synthesizers: Iterable[Synthesizer]) -> list[nn.Parameter]:
+    """The parameters that no pretrained model has: all but what was the stock layer's own."""
     return [
         parameter
-        for pair in pairs
-        for module in pair.student.synthesizer.modules()
-        if not _inherited(pair.student, module)
+        for synthesizer in synthesizers
+        for module in synthesizer.modules()
+        if not _inherited(synthesizer, module)
         for parameter in module.parameters(recurse=False)
         if parameter.requires_grad
     ]
 
 
-def _inherited(layer: SynthesizerMixin, module: nn.Module) -> bool:
+def _inherited(synthesizer: Synthesizer, module: nn.Module) -> bool:
     return any(
-        module in part.modules()
-        for part in layer.synthesizer.modules()
-        if isinstance(part, Synthesizer) and part.is_stock
+        module in part.modules() for part in synthesizer.modules() if isinstance(part, Synthesizer) and part.is_stock
     )
 
 

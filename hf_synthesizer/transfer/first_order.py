@@ -1,4 +1,4 @@
-"""The closed form of `dense` and `salience`: what is left of a dot product when one of its sides is the mean.
+"""The closed form of `dense`, `factorized_dense` and `salience`: what is left of a dot product when one of its sides is the mean.
 
 A stock logit is `s · q_i · k_j` with `q_i = Wq x_i + bq` and `k_j = Wk x_j + bk`. Around the mean query q̄ and the mean key
 k̄_j of each position it is
@@ -13,22 +13,26 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import nn
 
 from ..faces.attention import find_face
-from ..faces.mixin import SynthesizerMixin
 from ..faces.wiring import projection_of
-from ..synthesizers import DenseSynthesizer, SalienceSynthesizer
+from ..synthesizers import DenseSynthesizer, FactorizedDenseSynthesizer, SalienceSynthesizer, Synthesizer
 from .average import keeps_dot_product, parts_of
-from .observe import Call, LayerPair
+from .observe import Call, LayerPair, Learner
 
 SCALES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 """What the terms may be multiplied by: the more the left-out term weighs, the less sharp the best guess without it."""
+CONSTANTS = (1.0, 1.5, 2.0, 3.0, 4.0)
+"""What the constant in both factors of `factorized_dense` may be. A larger one leaves less of the product of their other parts,
+and less of a narrow dtype's digits."""
 SPREAD = 3.0
-"""By how many standard deviations the hidden units of `dense` are lifted, so that relu leaves them as they are."""
+"""By how many standard deviations the hidden units of a dense part are lifted, so that relu leaves them as they are."""
 
 
 class MeanStates:
@@ -70,43 +74,44 @@ class MeanStates:
         mean, square = self.queries / tokens
         return mean, (square - mean.square()).clamp(min=0).sqrt()
 
-    def salience(self) -> torch.Tensor:
-        """`u[h] = s · Wk[h]ᵀ q̄[h]`, (H, d)."""
-        heads = self.pair.student.synthesizer.num_heads
+    def salience(self, heads: Sequence[int]) -> torch.Tensor:
+        """`u[h] = s · Wk[h]ᵀ q̄[h]` of some heads, (h, d)."""
         mean, _ = self.query_mean_and_deviation()
-        weight = self.projections[1].weight.double().cpu()
-        return self.pair.student.logit_scaling * torch.einsum(
-            "hc,hcd->hd", mean.view(heads, -1), weight.view(heads, -1, weight.shape[-1])
-        )
+        weight = self.of_heads(self.projections[1].weight.double().cpu(), heads)
+        return self.pair.student.logit_scaling * torch.einsum("hc,hcd->hd", self.of_heads(mean, heads), weight)
 
-    def keys(self) -> torch.Tensor:
-        """`s · k̄_j`, (H, N, d_h)."""
+    def keys(self, heads: Sequence[int]) -> torch.Tensor:
+        """`s · k̄_j` of some heads, (h, N, d_h)."""
         key = self.projections[1]
         keys = nn.functional.linear(
             self.positions(), key.weight.double().cpu(), None if key.bias is None else key.bias.double().cpu()
         )
-        return self.pair.student.logit_scaling * keys.view(
-            len(keys), self.pair.student.synthesizer.num_heads, -1
-        ).transpose(0, 1)
+        return self.pair.student.logit_scaling * self.of_heads(keys.T, heads).transpose(-1, -2)
+
+    def of_heads(self, rows: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
+        """(H·d_h, …) → (h, d_h, …) for some heads."""
+        return rows.unflatten(0, (self.pair.student.dimensions[1], -1))[list(heads)]
 
 
-def salience_of(layer: SynthesizerMixin) -> SalienceSynthesizer | None:
+def salience_of(synthesizer: Synthesizer) -> SalienceSynthesizer | None:
     """The part that takes the keys' term; None beside `dot_product`, which compares the tokens themselves."""
-    if keeps_dot_product(layer.synthesizer):
+    if keeps_dot_product(synthesizer):
         return None
-    return next((part for part in parts_of(layer.synthesizer) if isinstance(part, SalienceSynthesizer)), None)
+    return next((part for part in parts_of(synthesizer) if isinstance(part, SalienceSynthesizer)), None)
 
 
-def dense_of(layer: SynthesizerMixin) -> DenseSynthesizer | None:
-    """The part that takes the queries' term: a `dense` that is alone or beside salience, with own columns a head."""
-    rest = [part for part in parts_of(layer.synthesizer) if not isinstance(part, SalienceSynthesizer)]
+def dense_of(synthesizer: Synthesizer) -> DenseSynthesizer | FactorizedDenseSynthesizer | None:
+    """The part that takes the queries' term: a dense one that is alone or beside salience, with own columns a head."""
+    rest = [part for part in parts_of(synthesizer) if not isinstance(part, SalienceSynthesizer)]
     part = rest[0] if len(rest) == 1 else None
-    return part if isinstance(part, DenseSynthesizer) and not part.config.share_heads else None
+    if not isinstance(part, (DenseSynthesizer, FactorizedDenseSynthesizer)) or part.config.share_heads:
+        return None
+    return part
 
 
-def first_order_parts(layer: SynthesizerMixin) -> list[DenseSynthesizer | SalienceSynthesizer]:
-    """The parts of a layer that take a first-order term, where queries and keys are compared as they are."""
-    return [part for part in (dense_of(layer), salience_of(layer)) if part is not None]
+def first_order_parts(synthesizer: Synthesizer) -> list[Synthesizer]:
+    """The parts that take a first-order term, where queries and keys are compared as they are."""
+    return [part for part in (dense_of(synthesizer), salience_of(synthesizer)) if part is not None]
 
 
 CHANGED = re.compile(r"rotary|rope|norm$|softcap|clip_qkv|^position_embeddings$")
@@ -125,28 +130,82 @@ def compares_plainly(stock: nn.Module) -> bool:
     return not any(CHANGED.search(name) for name in (*code.co_names, *code.co_varnames))
 
 
-@torch.no_grad()
-def write_first_order(means: MeanStates, scale: float) -> torch.Tensor | None:
-    """Give `dense` and `salience` their terms times a scale; what salience says of each position on the mean, (H, 1, N),
-    or None.
+@dataclass(frozen=True)
+class Scale:
+    """What the first-order terms are multiplied by, and the constant c in both factors of `factorized_dense`."""
 
-    The hidden units of `dense` are the queries, lifted above relu's corner: `W1 = Wq`, `W2[h, :, j] = s · k̄_j`, and `b2`
+    terms: float
+    constant: float = 1.0
+
+
+def scales_for(synthesizer: Synthesizer) -> list[Scale]:
+    """What is tried."""
+    constants = CONSTANTS if isinstance(dense_of(synthesizer), FactorizedDenseSynthesizer) else (1.0,)
+    return [Scale(terms, constant) for terms in SCALES for constant in constants]
+
+
+@torch.no_grad()
+def write_first_order(learner: Learner, means: MeanStates, scale: Scale) -> torch.Tensor | None:
+    """Give the dense part and `salience` their terms times a scale; what salience says of each position on the mean,
+    (h, 1, N), or None.
+
+    The hidden units of a dense part are the queries, lifted above relu's corner: `W1 = Wq`, `W2[h, :, j] = s · k̄_j`, and `b2`
     takes the lift out again.
     """
-    salience, dense = salience_of(means.pair.student), dense_of(means.pair.student)
+    heads = learner.heads
+    salience, dense = salience_of(learner.synthesizer), dense_of(learner.synthesizer)
     if salience is not None:
-        salience.worth.weight.copy_(scale * means.salience())
+        salience.worth.weight.copy_(scale.terms * means.salience(heads))
     if dense is not None:
         query = means.projections[0]
         mean, deviation = means.query_mean_and_deviation()
         bias = torch.zeros_like(mean) if query.bias is None else query.bias.double().cpu()
         lift = SPREAD * deviation - mean
-        dense.hidden.weight.copy_(query.weight)
-        dense.hidden.bias.copy_(bias + lift)
-        keys = scale * means.keys()
-        taken_out = lift + mean if salience is not None else lift
-        dense.columns.copy_(keys)
-        dense.bias.copy_(-torch.einsum("hnc,hc->hn", keys, taken_out.view(len(keys), -1)))
+        dense.hidden.weight.copy_(means.of_heads(query.weight, heads).flatten(0, 1))
+        dense.hidden.bias.copy_(means.of_heads(bias + lift, heads).flatten())
+        keys = scale.terms * means.keys(heads)
+        taken_out = means.of_heads(lift + mean if salience is not None else lift, heads)  # (h, d_h)
+        if isinstance(dense, DenseSynthesizer):
+            dense.columns.copy_(keys)
+            dense.bias.copy_(-torch.einsum("hnc,hc->hn", keys, taken_out))
+        else:
+            write_factors(dense, keys, taken_out, means.count.squeeze(-1), scale.constant)
     if salience is None:
         return None
-    return scale * (means.salience() @ means.positions().T).unsqueeze(1)
+    return scale.terms * (means.salience(heads) @ means.positions().T).unsqueeze(1)
+
+
+def write_factors(
+    dense: FactorizedDenseSynthesizer,
+    keys: torch.Tensor,
+    taken_out: torch.Tensor,
+    count: torch.Tensor,
+    constant: float,
+) -> None:
+    """Give both factors of `factorized_dense` what is nearest to `(hid_i − t) · key_j`.
+
+    With a constant c in each factor the product holds a sum: `(c + u_m/c) (c + v_n/c) = c² + u_m + v_n + u_m·v_n / c²`, of
+    which softmax does not see the first, and the last is small where c is large. So the keys are taken apart into a fine part,
+    of j mod a, and a coarse part, of j div a, by least squares: `key_j ≈ F[j mod a] + G[j div a]`, `u = (hid − t) · F`.
+
+    Args:
+        dense: the part.
+        keys: (h, N, d_h).
+        taken_out: t, (h, d_h).
+        count: (N), how often a position was seen; those that never were have no say.
+        constant: c.
+    """
+    a, b = dense.factors
+    place = torch.arange(keys.shape[1])
+    which = torch.zeros(keys.shape[1], a + b, dtype=keys.dtype)  # (N, a + b)
+    which[place, place % a] = 1
+    which[place, a + place // a] = 1
+    weight = (count / count.sum().clamp(min=1)).sqrt().unsqueeze(-1)
+    centred = keys - (keys * weight.square()).sum(1, keepdim=True)  # softmax does not see what all keys have alike
+    parts = torch.linalg.pinv(which * weight) @ (centred * weight)  # (h, a + b, d_h)
+    for part, factor, bias in (
+        (parts[:, :a], dense.inner_weight, dense.inner_bias),
+        (parts[:, a:], dense.outer_weight, dense.outer_bias),
+    ):
+        factor.copy_(part.transpose(-1, -2) / constant)
+        bias.copy_(constant - torch.einsum("hnc,hc->hn", part, taken_out).unsqueeze(1) / constant)

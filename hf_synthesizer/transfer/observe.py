@@ -18,6 +18,7 @@ from ..faces.mixin import SynthesizerMixin
 from ..faces.wiring import any_wiring, find_wiring, in_features, query_heads
 from ..masks import AttentionMask
 from ..patching.slots import find_slots
+from ..synthesizers import HeadGroups, Synthesizer
 
 Batch = dict[str, Any]
 
@@ -30,6 +31,23 @@ class LayerPair:
     name: str
     student: SynthesizerMixin
     teacher: nn.Module
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A synthesizer that has something to learn, and which heads of its layer it makes."""
+
+    pair: LayerPair
+    synthesizer: Synthesizer
+    heads: tuple[int, ...]
+
+
+def learners_of(pair: LayerPair) -> list[Learner]:
+    """A layer's synthesizer, or where its heads differ that of each group but the one that keeps the stock attention."""
+    synthesizer = pair.student.synthesizer
+    if isinstance(synthesizer, HeadGroups):
+        return [Learner(pair, group, heads) for _, heads, group in synthesizer.members() if not group.is_stock]
+    return [Learner(pair, synthesizer, tuple(range(synthesizer.num_heads)))]
 
 
 def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerPair]:

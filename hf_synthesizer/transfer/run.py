@@ -27,7 +27,7 @@ from .distill import (
     weight_losses,
 )
 from .first_order import compares_plainly, dense_of
-from .observe import Batch, LayerPair, observing, pair_layers
+from .observe import Batch, LayerPair, learners_of, observing, pair_layers
 from .report import LayerTransfer, TransferReport
 from .resume import EndlessBatches, TransferCheckpoint
 
@@ -61,7 +61,7 @@ def transfer_attention(
     """Teach a patched model, in place and without labels, to attend as its stock teacher does.
 
     1. *average*, in closed form: `random` takes the logarithm of the teacher's mean attention weights,
-       `factorized_random` its best factors; `dense` and `salience` take the stock logits with the mean on the side that
+       `factorized_random` its best factors; `dense`, `factorized_dense` and `salience` take the stock logits with the mean on the side that
        they don't see; and a mixture with `dot_product` starts as the stock layer.
     2. *distill*, stage 1: each layer sees the teacher's hidden states, and its logits are trained to the teacher's
        weights (KL over the rows of tokens).
@@ -119,12 +119,18 @@ def transfer_attention(
         progress and logging.is_progress_bar_enabled(),
         answers=third > 0 and distill,
     )
-    near = [pair for pair in pairs if method == "auto" and dense_of(pair.student) and compares_plainly(pair.teacher)]
+    learners = [learner for pair in pairs for learner in learners_of(pair)]
+    learning = [learner.synthesizer for learner in learners]
+    near = [
+        learner.synthesizer
+        for learner in learners
+        if method == "auto" and dense_of(learner.synthesizer) and compares_plainly(learner.pair.teacher)
+    ]
     rates = [
-        (fresh_parameters(pair for pair in pairs if pair not in near), learning_rate),
+        (fresh_parameters(synthesizer for synthesizer in learning if synthesizer not in near), learning_rate),
         (fresh_parameters(near), NEAR * learning_rate),
     ]
-    whole = [*rates, (old_parameters(model, fresh_parameters(pairs)), backbone_learning_rate)]
+    whole = [*rates, (old_parameters(model, fresh_parameters(learning)), backbone_learning_rate)]
     lower = [(group, LATE * rate) for group, rate in whole]
     return transfer.run(
         average_batches if method != "distill" else 0,

@@ -2,6 +2,15 @@
 
 from .report import LayerTransfer, TransferReport
 from .run import transfer_attention
-from .suggest import Suggestion, suggest_layers
+from .suggest import suggest_heads, suggest_layers
+from .suggestion import HeadSuggestion, Suggestion
 
-__all__ = ["LayerTransfer", "Suggestion", "TransferReport", "suggest_layers", "transfer_attention"]
+__all__ = [
+    "HeadSuggestion",
+    "LayerTransfer",
+    "Suggestion",
+    "TransferReport",
+    "suggest_heads",
+    "suggest_layers",
+    "transfer_attention",
+]

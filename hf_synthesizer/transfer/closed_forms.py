@@ -22,7 +22,7 @@ JUDGED = 4
 def require_closed_form(pairs: Iterable[LayerPair]) -> None:
     """Raise `InvalidConfigError` when some layer has no closed form."""
     for learner in (learner for pair in pairs for learner in learners_of(pair)):
-        if _has_closed_form(learner):
+        if _known(learner):
             continue
         name, teacher = learner.synthesizer.config.variant, type(learner.pair.teacher).__name__
         rotated = first_order_parts(learner.synthesizer) and not compares_plainly(learner.pair.teacher)
@@ -36,7 +36,12 @@ def require_closed_form(pairs: Iterable[LayerPair]) -> None:
         )
 
 
-def _has_closed_form(learner: Learner) -> bool:
+def has_closed_form(pair: LayerPair) -> bool:
+    """Whether a layer has a closed form, whatever its heads are made of."""
+    return all(map(_known, learners_of(pair)))
+
+
+def _known(learner: Learner) -> bool:
     if keeps_dot_product(learner.synthesizer):
         return True
     parts = first_order_parts(learner.synthesizer)

@@ -66,13 +66,36 @@ def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) 
             f"Stage 3 of a transfer learns what the teacher's head says, but {_head(model, found)} and "
             f"{_head(teacher, wanted)}. Give steps=(stage 1, stage 2), or a teacher with the model's own head."
         )
-    found, wanted = found.float(), wanted.float().to(found.device)
-    if wanted.shape[-1] > 1:
-        wanted, found = (logits - logits.mean(-1, keepdim=True) for logits in (wanted, found))
-    masks = [keep for keep in tokens_of(batch) if keep is not None and keep.shape == wanted.shape[:-1]]
-    keep = masks[-1].to(wanted).unsqueeze(-1) if masks else wanted.new_ones(())
-    square = (wanted.square() * keep).sum()
-    return ((found - wanted).square() * keep).sum() / square.clamp(min=torch.finfo(square.dtype).eps)
+    found, wanted = _said(found, batch), _said(wanted.to(found.device), batch)
+    square = wanted.square().sum()
+    return (found - wanted).square().sum() / square.clamp(min=torch.finfo(square.dtype).eps)
+
+
+def answers_of(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """What a model says of a batch, (B, …): the logits of its head, or, without one, the last hidden states less their mean.
+    0 where there is padding."""
+    output = model(**on_device(batch, model))
+    logits = [output[name] for name in ("logits", "start_logits", "end_logits") if output.get(name) is not None]
+    if logits:
+        return torch.cat([_said(part, batch) for part in logits], dim=-1)
+    states = output[0].float()
+    keep = _tokens(states, batch)
+    mean = (states * keep).sum((0, 1)) / keep.expand_as(states[..., :1]).sum().clamp(min=1)
+    return (states - mean) * keep
+
+
+def _said(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Logits (B, C) or (B, L, C) less what all classes have alike, and 0 where there is padding."""
+    logits = logits.float()
+    if logits.shape[-1] > 1:
+        logits = logits - logits.mean(-1, keepdim=True)
+    return logits * _tokens(logits, batch)
+
+
+def _tokens(answers: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """1 where answers (B, L, C) are those of tokens, and 0 elsewhere, (B, L, 1); or 1 for all."""
+    masks = [keep for keep in tokens_of(batch) if keep is not None and keep.shape == answers.shape[:-1]]
+    return masks[-1].to(answers).unsqueeze(-1) if masks else answers.new_ones(())
 
 
 def _head(model: PreTrainedModel, logits: torch.Tensor | None) -> str:

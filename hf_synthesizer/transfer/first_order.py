@@ -28,9 +28,9 @@ from .observe import Call, LayerPair, Learner
 
 SCALES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 """What the terms may be multiplied by: the more the left-out term weighs, the less sharp the best guess without it."""
-CONSTANTS = (1.0, 1.5, 2.0, 3.0, 4.0)
+CONSTANTS = (1.0, 1.5, 2.0)
 """What the constant in both factors of `factorized_dense` may be. A larger one leaves less of the product of their other parts,
-and less of a narrow dtype's digits."""
+less of a narrow dtype's digits, and makes each step of a training as much larger."""
 SPREAD = 3.0
 """By how many standard deviations the hidden units of a dense part are lifted, so that relu leaves them as they are."""
 

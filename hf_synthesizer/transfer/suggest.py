@@ -1,11 +1,11 @@
-"""`suggest_layers`: which layers can be synthesized at the least cost."""
+"""`suggest_layers` and `suggest_heads`: what can be synthesized at the least cost."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -13,83 +13,33 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..config import SynthesizerConfig
-from ..errors import AlreadyPatchedError, InvalidConfigError
+from ..errors import AlreadyPatchedError
 from ..faces.mixin import SynthesizerMixin
+from ..faces.wiring import query_heads
 from ..patching.slots import find_slots
 from ..patching.swap import patch_model
-from .distill import relative_error, states_of
+from .closed_forms import has_closed_form
+from .distill import answers_of, relative_error, states_of
+from .head_gates import HeadGates, gated
 from .observe import Batch, LayerPair, observing, on_device, pair_layers
 from .run import transfer_attention
+from .suggestion import Budget, HeadSuggestion, Suggestion, budgets_of, count_of
 
 LastStates = tuple[torch.Tensor, torch.Tensor | None]
 """The last hidden states of a stack, and which of their places are tokens."""
-
-
-class Suggestion(dict[int | str, str | SynthesizerConfig]):
-    """A hybrid `{layer: variant}`, ready for `patch_model(model, suggestion)`. Prints as a table.
-
-    `costs` says for every layer, by its label such as "encoder.3", what the swap of it alone does to the last hidden
-    states (squared error relative to their variance), and `total` what all suggested swaps together do, in the order in
-    which they were chosen. The costs are those after a short training of the logits alone: an order, not a forecast.
-    """
-
-    def __init__(
-        self, hybrid: dict[int | str, str | SynthesizerConfig], costs: dict[str, float], total: dict[str, float]
-    ):
-        super().__init__(hybrid)
-        self.costs = costs
-        self.total = total
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able: what `from_dict` takes, and the command `patch --plan`."""
-        hybrid = {
-            str(layer): variant.to_dict() if isinstance(variant, SynthesizerConfig) else variant
-            for layer, variant in self.items()
-        }
-        return {"hybrid": hybrid, "costs": self.costs, "total": self.total}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Suggestion:
-        """The inverse of `to_dict`; the measured costs may be missing.
-
-        Raises:
-            InvalidConfigError: for data that names no layers.
-        """
-        hybrid = data.get("hybrid") if isinstance(data, Mapping) else None
-        if not isinstance(hybrid, Mapping) or not hybrid:
-            raise InvalidConfigError(
-                'A plan is a dict such as {"hybrid": {"0": "random", "1": {"variant": "factorized_random", "rank": 4}}}, as '
-                "suggest_layers writes it; found " + repr(data)[:200] + "."
-            )
-        return cls(
-            {
-                int(layer) if layer.lstrip("-").isdigit() else layer: SynthesizerConfig.from_dict(variant)
-                if isinstance(variant, Mapping)
-                else variant
-                for layer, variant in hybrid.items()
-            },
-            data.get("costs", {}),
-            data.get("total", {}),
-        )
-
-    def __str__(self) -> str:
-        lines = [f"{'layer':14}{'swapped alone':>15}{'with the earlier':>18}  suggestion"]
-        lines.append("-" * len(lines[0]))
-        order = sorted(self.costs, key=lambda label: self.total.get(label, math.inf))
-        for label in order:
-            together = f"{self.total[label]:.4f}" if label in self.total else ""
-            verdict = "synthesize" if label in self.total else "leave stock"
-            lines.append(f"{label:14}{self.costs[label]:>15.4f}{together:>18}  {verdict}")
-        return "\n".join(lines)
+STEPS = 150
+"""Of stage 1, for a variant without a closed form."""
+PROBES = 8
+"""How many directions of the answers are looked into, at most."""
 
 
 def suggest_layers(
     teacher: PreTrainedModel,
     dataloader: Iterable[Batch],
     variant: str | SynthesizerConfig,
-    budget: float | int = 0.5,
+    budget: Budget = 0.5,
     *,
-    steps: int = 150,
+    steps: int = STEPS,
     batches: int = 8,
     autocast: torch.dtype | None = None,
     progress: bool = True,
@@ -116,13 +66,10 @@ def suggest_layers(
         AlreadyPatchedError: for a teacher that is no stock model.
         InvalidConfigError: for a budget out of range.
     """
-    if any(isinstance(module, SynthesizerMixin) for module in teacher.modules()):
-        raise AlreadyPatchedError("suggest_layers measures swaps in a stock model; this one is patched already.")
-    slots, _ = find_slots(teacher)
-    count = _layers_in(budget, len(slots))
-    student = patch_model(copy.deepcopy(teacher), variant, **options)
-    transfer_attention(student, teacher, dataloader, steps=(steps, 0), autocast=autocast, progress=progress)
-    pairs = pair_layers(student, teacher)
+    _require_stock(teacher, "suggest_layers")
+    keys = _keys(teacher)
+    count = count_of(budget, len(keys), "layers")
+    pairs = _taught(teacher, dataloader, variant, steps, autocast, progress, options)
     measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
     probe = copy.deepcopy(teacher)
     with (
@@ -144,19 +91,168 @@ def suggest_layers(
             best = min(rest, key=lambda pair: trials[pair.label])
             chosen.append(best)
             total[best.label] = trials[best.label]
-    one_stack = len({slot.stack for slot in slots}) == 1
-    keys = {slot.label: slot.index if one_stack else slot.label for slot in slots}
     return Suggestion({keys[label]: variant for label in sorted(total, key=list(keys).index)}, costs, total)
 
 
-def _layers_in(budget: float | int, layers: int) -> int:
-    number = isinstance(budget, int) and not isinstance(budget, bool)
-    count = budget if number else math.ceil(budget * layers - 1e-9)
-    if isinstance(budget, bool) or not 1 <= count <= layers:
-        raise InvalidConfigError(
-            f"budget must be a share of the layers in (0, 1] or a number of layers from 1 to {layers}, not {budget!r}."
-        )
-    return int(count)
+def suggest_heads(
+    teacher: PreTrainedModel,
+    dataloader: Iterable[Batch],
+    variant: str | SynthesizerConfig,
+    budget: Budget | Iterable[Budget] = 0.9,
+    *,
+    steps: int | None = None,
+    batches: int = 8,
+    autocast: torch.dtype | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> HeadSuggestion:
+    """Measure head by head what a swap would do to the answers, and suggest which heads can do without comparing tokens.
+
+    In a copy of the teacher all heads are synthesized, in closed form where the variant has one. Then each head of the teacher
+    gets a gate g between what it gives and what the synthesized one would. The derivative of the answers by the gate of one row
+    is, to the first order, how the swap of that head alone changes them: its mean square is the head's cost, and one pass
+    forward and a few back measure all heads at once. What the chosen heads do together is then measured as it is.
+
+    Answers are what the head of the model says (logits, less their mean where there are several classes), or the last hidden
+    states of a model without one. A model that was fine-tuned on a task knows best which of its heads the task needs.
+
+    Args:
+        teacher: a stock model, which is left as it is.
+        dataloader: batches of its inputs, as for `transfer_attention`.
+        variant: what the chosen heads get.
+        budget: how many heads to synthesize: a share of all (a float in (0, 1], rounded up), or a number (an int). Of several
+            the last one is what the suggestion is for; all are measured (`curve`).
+        steps: training steps of the logits; by default 150 where the variant has no closed form, else none.
+        batches: how many batches the costs are measured on.
+        autocast: for instance `torch.bfloat16`.
+        progress: whether a progress bar is shown.
+        **options: as for `patch_model`, such as `max_length`.
+
+    Raises:
+        AlreadyPatchedError: for a teacher that is no stock model.
+        InvalidConfigError: for a budget out of range.
+        UnsupportedModelError: for layers whose heads cannot be told apart.
+    """
+    _require_stock(teacher, "suggest_heads")
+    keys, budgets = _keys(teacher), budgets_of(budget)
+    heads = {slot.label: query_heads(slot.module) for slot in find_slots(teacher)[0]}
+    counts = sorted({count_of(one, sum(heads.values()), "heads") for one in budgets})
+    config = variant if isinstance(variant, SynthesizerConfig) else SynthesizerConfig(variant)
+    pairs = _taught(teacher, dataloader, config, steps, autocast, progress, options)
+    measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
+    student = [pair.student for pair in pairs]
+    with _frozen(teacher, *student), torch.autocast(teacher.device.type, autocast, autocast is not None):
+        with gated(pairs) as gates, observing(teacher):
+            for module in student:
+                module.eval()
+            costs = head_costs(teacher, gates, measured, {label: heads[label] for label in keys})
+            own = SynthesizerConfig.create(**{**config.to_dict(), **options})
+            suggestion = HeadSuggestion(own, {keys[label]: row for label, row in costs.items()}, budgets[-1])
+            labels = {key: label for label, key in keys.items()}
+            for count in counts:
+                chosen = {labels[key]: row for key, row in suggestion.at(count).heads.items()}
+                suggestion.curve[count] = change_of_answers(teacher, gates, measured, chosen, heads)
+    return suggestion
+
+
+def head_costs(
+    teacher: PreTrainedModel, gates: HeadGates, measured: list[Batch], heads: dict[str, int]
+) -> dict[str, list[float]]:
+    """For each head the mean square of the derivative of a row's answers by its gate, relative to the answers' own square."""
+    sums = {label: torch.zeros(count, dtype=torch.float64) for label, count in heads.items()}
+    power = 0.0
+    for batch in measured:
+        gates.set, gates.open_to_gradients, gates.made = {}, True, {}
+        answers = answers_of(teacher, batch)
+        power += float(answers.detach().double().square().sum())
+        made = dict(gates.made)
+        for direction, share in _directions(answers):
+            slopes = torch.autograd.grad(
+                (answers * direction).sum(), list(made.values()), retain_graph=True, allow_unused=True
+            )
+            for label, slope in zip(made, slopes, strict=True):
+                if slope is not None:
+                    sums[label] += share * slope.detach().double().square().sum(0).cpu()
+    gates.open_to_gradients, gates.made = False, {}
+    return {label: (total / max(power, torch.finfo(torch.float32).tiny)).tolist() for label, total in sums.items()}
+
+
+def _directions(answers: torch.Tensor) -> Iterator[tuple[torch.Tensor, float]]:
+    """Directions in the space of a row's answers, and their shares, so that Σ share · (direction · x)² is |x|²: each number by
+    itself where these are few, else some at random, where it is so on the mean."""
+    numbers = answers[0].numel()
+    if numbers <= PROBES:
+        for number in range(numbers):
+            direction = torch.zeros_like(answers).flatten(1)
+            direction[:, number] = 1
+            yield direction.view_as(answers), 1.0
+        return
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(PROBES):
+        signs = torch.randint(2, answers.shape, generator=generator).mul(2).sub(1)
+        yield signs.to(answers), 1 / PROBES
+
+
+@torch.no_grad()
+def change_of_answers(
+    teacher: PreTrainedModel,
+    gates: HeadGates,
+    measured: list[Batch],
+    chosen: dict[str, list[int]],
+    heads: dict[str, int],
+) -> float:
+    """`Σ |answers with these heads synthesized − stock answers|² / Σ |stock answers|²`."""
+    change = power = 0.0
+    for batch in measured:
+        gates.choose({}, heads)
+        stock = answers_of(teacher, batch).double()
+        gates.choose(chosen, heads)
+        change += float((answers_of(teacher, batch).double() - stock).square().sum())
+        power += float(stock.square().sum())
+    gates.choose({}, heads)
+    return change / max(power, torch.finfo(torch.float32).tiny)
+
+
+@contextmanager
+def _frozen(*modules: nn.Module) -> Iterator[None]:
+    """Inside, no parameter asks for a gradient: what is measured are gates."""
+    trained = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad = False
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad = True
+
+
+def _require_stock(teacher: PreTrainedModel, what: str) -> None:
+    if any(isinstance(module, SynthesizerMixin) for module in teacher.modules()):
+        raise AlreadyPatchedError(f"{what} measures swaps in a stock model; this one is patched already.")
+
+
+def _keys(teacher: PreTrainedModel) -> dict[str, int | str]:
+    """What a hybrid calls each layer: by its index where there is one stack, else by its label."""
+    slots, _ = find_slots(teacher)
+    one_stack = len({slot.stack for slot in slots}) == 1
+    return {slot.label: slot.index if one_stack else slot.label for slot in slots}
+
+
+def _taught(
+    teacher: PreTrainedModel,
+    dataloader: Iterable[Batch],
+    variant: str | SynthesizerConfig,
+    steps: int | None,
+    autocast: torch.dtype | None,
+    progress: bool,
+    options: dict[str, Any],
+) -> list[LayerPair]:
+    """All layers of a synthesized copy beside the teacher's, after the closed form and some steps of stage 1."""
+    student = patch_model(copy.deepcopy(teacher), variant, **options)
+    if steps is None:
+        steps = 0 if all(map(has_closed_form, pair_layers(student, teacher))) else STEPS
+    transfer_attention(student, teacher, dataloader, steps=(steps, 0), autocast=autocast, progress=progress)
+    return pair_layers(student, teacher)
 
 
 def _cost_of(

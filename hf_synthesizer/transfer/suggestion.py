@@ -1,0 +1,232 @@
+"""What `suggest_layers` and `suggest_heads` return: a hybrid for `patch_model`, with what was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from ..config import SynthesizerConfig
+from ..errors import InvalidConfigError
+
+Budget = float | int
+SHADES = " ░▒▓█"
+"""From what costs nothing to what costs most."""
+
+
+class Suggestion(dict[int | str, str | SynthesizerConfig]):
+    """A hybrid `{layer: variant}`, ready for `patch_model(model, suggestion)`. Prints as a table.
+
+    It is a dict, and may be edited as one. `costs` says for every layer, by its label such as "encoder.3", what the swap of it
+    alone does, and `total` what all suggested swaps together do, in the order in which they were chosen.
+    """
+
+    def __init__(
+        self, hybrid: Mapping[int | str, str | SynthesizerConfig], costs: dict[str, float], total: dict[str, float]
+    ):
+        super().__init__(hybrid)
+        self.costs = costs
+        self.total = total
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: what `from_dict` takes, and the command `patch --plan`."""
+        return {"hybrid": hybrid_to_dict(self), "costs": self.costs, "total": self.total}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Suggestion:
+        """The inverse of `to_dict`; the measured costs may be missing.
+
+        Raises:
+            InvalidConfigError: for data that names no layers.
+        """
+        hybrid = data.get("hybrid") if isinstance(data, Mapping) else None
+        if not isinstance(hybrid, Mapping) or not hybrid:
+            raise InvalidConfigError(
+                'A plan is a dict such as {"hybrid": {"0": "random", "1": {"variant": "factorized_random", "rank": 4}}}, as '
+                "suggest_layers writes it; found " + repr(data)[:200] + "."
+            )
+        return cls(hybrid_from_dict(hybrid), data.get("costs", {}), data.get("total", {}))
+
+    def __str__(self) -> str:
+        lines = [f"{'layer':14}{'swapped alone':>15}{'with the earlier':>18}  suggestion"]
+        lines.append("-" * len(lines[0]))
+        order = sorted(self.costs, key=lambda label: self.total.get(label, math.inf))
+        for label in order:
+            together = f"{self.total[label]:.4f}" if label in self.total else ""
+            verdict = "synthesize" if label in self.total else "leave stock"
+            lines.append(f"{label:14}{self.costs[label]:>15.4f}{together:>18}  {verdict}")
+        return "\n".join(lines)
+
+
+class HeadSuggestion(dict[int | str, str | SynthesizerConfig]):
+    """A hybrid `{layer: SynthesizerConfig(variant, heads=[…])}`, ready for `patch_model(model, suggestion)`.
+
+    It is a dict, and may be edited as one: `suggestion[3] = suggestion[3].replace(heads=[0, 1])`, `del suggestion[0]`.
+
+    Attributes:
+        variant: what the chosen heads get.
+        costs: for each layer, by its key in the hybrid, what each head's swap alone does to the answers (squared change
+            relative to their size). An order, not a forecast.
+        curve: for each number of heads that a budget came to, what their swaps together do, measured.
+        budget: what the hybrid was made for; `at(budget)` makes one for another, from the same costs.
+    """
+
+    def __init__(
+        self,
+        variant: SynthesizerConfig,
+        costs: Mapping[int | str, list[float]],
+        budget: Budget,
+        curve: Mapping[int, float] | None = None,
+    ):
+        self.variant = variant
+        self.costs = dict(costs)
+        self.curve = dict(curve or {})
+        self.budget = budget
+        chosen: dict[int | str, list[int]] = {}
+        for layer, head in self.order[: count_of(budget, self.num_heads, "heads")]:
+            chosen.setdefault(layer, []).append(head)
+        super().__init__({key: variant.replace(heads=chosen[key]) for key in self.costs if key in chosen})
+
+    @property
+    def num_heads(self) -> int:
+        """How many heads the model has."""
+        return sum(map(len, self.costs.values()))
+
+    @property
+    def order(self) -> list[tuple[int | str, int]]:
+        """All heads, (layer, head), the cheapest first."""
+        heads = [(layer, head) for layer, row in self.costs.items() for head in range(len(row))]
+        return sorted(heads, key=lambda head: self.costs[head[0]][head[1]])
+
+    @property
+    def heads(self) -> dict[int | str, list[int]]:
+        """The heads that are synthesized as things stand, layer by layer."""
+        return {layer: list(getattr(self.get(layer), "heads", None) or range(len(row))) if layer in self else []
+                for layer, row in self.costs.items()}  # fmt: skip
+
+    def at(self, budget: Budget) -> HeadSuggestion:
+        """The suggestion for another budget, from the same costs."""
+        return HeadSuggestion(self.variant, self.costs, budget, self.curve)
+
+    def picture(self) -> str:
+        """Layers × heads: `·` is synthesized, and a head that goes on comparing tokens is the darker the more it would cost."""
+        most = max((max(row) for row in self.costs.values()), default=0.0) or 1.0
+        lines = []
+        for layer, row in self.costs.items():
+            shades = [SHADES[1 + min(3, int(4 * math.sqrt(max(cost, 0.0) / most)))] for cost in row]
+            cells = ["·" if head in self.heads[layer] else shade for head, shade in enumerate(shades)]
+            lines.append(f"{layer!s:>12}  {' '.join(cells)}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        number = sum(map(len, self.heads.values()))
+        lines = [
+            f"{number} of {self.num_heads} heads get {self.variant.variant}; {self.num_heads - number} go on comparing tokens",
+            "",
+            f"{'layer':>12}  {'synthesized':24}  cost of each head's swap alone, in thousandths",
+        ]
+        for layer, row in self.costs.items():
+            config = self.get(layer)
+            if isinstance(config, SynthesizerConfig) and config.variant != self.variant.variant:
+                made = config.variant
+            else:
+                made = f"{len(self.heads[layer])} of {len(row)}"
+            lines.append(f"{layer!s:>12}  {made:24}  {' '.join(f'{1000 * cost:.2f}' for cost in row)}")
+        lines += ["", self.picture()]
+        if self.curve:
+            lines += ["", f"{'heads':>12}  {'share':>6}  change of the answers, all together"]
+            for count, change in sorted(self.curve.items()):
+                lines.append(f"{count:>12}  {count / self.num_heads:>6.0%}  {change:.4f}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: what was measured, and the hybrid as it stands."""
+        return {
+            "variant": self.variant.to_dict(),
+            "budget": self.budget,
+            "costs": [[key, row] for key, row in self.costs.items()],
+            "curve": [[count, change] for count, change in self.curve.items()],
+            "hybrid": [[key, _config(value).to_dict()] for key, value in self.items()],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> HeadSuggestion:
+        """The inverse of `to_dict`.
+
+        Raises:
+            InvalidConfigError: for anything else.
+        """
+        try:
+            variant = SynthesizerConfig.from_dict(data["variant"])
+            made = cls(variant, dict(data["costs"]), data["budget"], {int(n): c for n, c in data["curve"]})
+            hybrid = {key: SynthesizerConfig.from_dict(value) for key, value in data["hybrid"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidConfigError(
+                f"This is no suggestion of suggest_heads ({type(error).__name__}: {error}). Read what save() wrote."
+            ) from error
+        made.clear()
+        made.update(hybrid)
+        return made
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write it as JSON, for people to edit and for `load`."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> HeadSuggestion:
+        """What `save` wrote."""
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def _config(value: str | SynthesizerConfig) -> SynthesizerConfig:
+    return SynthesizerConfig(value) if isinstance(value, str) else value
+
+
+def hybrid_to_dict(hybrid: Mapping[int | str, Any]) -> dict[str, Any]:
+    """JSON-able: each layer's variant, configuration, or configurations of groups of its heads."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [plain(one) for one in value]
+        return value.to_dict() if isinstance(value, SynthesizerConfig) else value
+
+    return {str(layer): plain(value) for layer, value in hybrid.items()}
+
+
+def hybrid_from_dict(data: Mapping[str, Any]) -> dict[int | str, Any]:
+    """The inverse of `hybrid_to_dict`."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, list):
+            return [made(one) for one in value]
+        return SynthesizerConfig.from_dict(value) if isinstance(value, Mapping) else value
+
+    return {int(key) if key.lstrip("-").isdigit() else key: made(value) for key, value in data.items()}
+
+
+def count_of(budget: Budget, available: int, what: str) -> int:
+    """How many of the available layers or heads a budget means: a share in (0, 1] (a float), or a number (an int).
+
+    Raises:
+        InvalidConfigError: for a budget out of range.
+    """
+    number = isinstance(budget, Integral) and not isinstance(budget, bool)
+    share = isinstance(budget, Real) and not isinstance(budget, bool) and 0 < budget <= 1
+    count = int(budget) if number else math.ceil(budget * available - 1e-9) if share else 0
+    if not 1 <= count <= available:
+        raise InvalidConfigError(
+            f"budget must be a share of the {what} in (0, 1] or a number of {what} from 1 to {available}, not {budget!r}."
+        )
+    return count
+
+
+def budgets_of(budget: Budget | Iterable[Budget]) -> list[Budget]:
+    """One budget, or several."""
+    budgets = list(budget) if isinstance(budget, Iterable) and not isinstance(budget, str) else [budget]
+    if not budgets:
+        raise InvalidConfigError("budget is an empty list: name at least one share or number of heads.")
+    return budgets  # type: ignore[return-value]

@@ -6,6 +6,7 @@ same for all of them.
 - `stock sdpa`, `stock eager`: Transformers' own `BertSelfAttention`.
 - a variant, such as `dense+salience`: the same module with synthesized logits; `dense (fused)`: after
   `fuse_for_inference`.
+- `random [90% of heads]`: so many heads are `random`, rounded up, and the others, evenly spread, go on comparing tokens.
 - `floor`: value and output projections and one product of ready-made weights (H, L, L) with the values of the whole
   batch. What has to be done in any case by an attention whose weights are given; masks cost it nothing.
 - `sparse_strided` and the others that choose their keys: the same again.
@@ -15,6 +16,7 @@ same for all of them.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 
 import hf_synthesizer
 from hf_synthesizer import SynthesizerBertSelfAttention, SynthesizerConfig
+from hf_synthesizer.config import layer_config
 from hf_synthesizer.gemm import linear, product
 
 WIDTH, HEADS = 768, 12
@@ -46,9 +49,10 @@ FUSED = tuple(
     f"{name} (fused)"
     for name in ("random", "fixed_random", "factorized_random", "random+salience", "random+dot_product")
 )  # dense ones have nothing that is the same for every input
+SOME_HEADS = tuple(f"{name} [{share}% of heads]" for name in ("random", "random+salience") for share in (50, 75, 90))
 CHOOSING = ("sparse_strided", "sparse_fixed", "lsh_simple", "alsh_simple", "alsh_xbox", "alsh_sign", "routing")
 PEERS = ("fnet", "nystromformer", "linformer")
-BLOCKS = (STOCK, "stock eager", "floor", *VARIANTS, *FUSED, *CHOOSING, *PEERS)
+BLOCKS = (STOCK, "stock eager", "floor", *VARIANTS, *FUSED, *SOME_HEADS, *CHOOSING, *PEERS)
 
 
 class NotServed(Exception):
@@ -156,12 +160,20 @@ def build(name: str, length: int, dtype: torch.dtype, dropout: float = 0.0, trai
         backend = "eager" if name == "stock eager" else "sdpa"
         attention = BertSelfAttention(bert_config(length, backend, dropout))
         if not name.startswith("stock "):
-            variant = name.removesuffix(" (fused)")
-            attention = SynthesizerBertSelfAttention.from_stock(
-                attention, SynthesizerConfig(variant, max_length=length)
-            )
+            variant, _, share = name.removesuffix(" (fused)").partition(" [")
+            config = SynthesizerConfig(variant, max_length=length)
+            if share:
+                config = config.replace(heads=synthesized_heads(int(share.partition("%")[0])))
+            attention = SynthesizerBertSelfAttention.from_stock(attention, layer_config(config, HEADS))
     block = Block(attention).to(dtype).train(train)
     return fuse(block, train) if name.endswith(" (fused)") else block
+
+
+def synthesized_heads(percent: int) -> list[int]:
+    """So many heads, rounded up; those that go on comparing are evenly spread, as nobody chooses neighbours."""
+    comparing = HEADS - math.ceil(percent * HEADS / 100)
+    kept = {round((number + 0.5) * HEADS / comparing - 0.5) for number in range(comparing)}
+    return [head for head in range(HEADS) if head not in kept]
 
 
 def fuse(module: nn.Module, train: bool) -> nn.Module:

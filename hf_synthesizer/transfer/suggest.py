@@ -140,18 +140,16 @@ def suggest_heads(
     config = variant if isinstance(variant, SynthesizerConfig) else SynthesizerConfig(variant)
     pairs = _taught(teacher, dataloader, config, steps, autocast, progress, options)
     measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
-    student = [pair.student for pair in pairs]
-    with _frozen(teacher, *student), torch.autocast(teacher.device.type, autocast, autocast is not None):
-        with gated(pairs) as gates, observing(teacher):
-            for module in student:
-                module.eval()
-            costs = head_costs(teacher, gates, measured, {label: heads[label] for label in keys})
-            own = SynthesizerConfig.create(**{**config.to_dict(), **options})
-            suggestion = HeadSuggestion(own, {keys[label]: row for label, row in costs.items()}, budgets[-1])
-            labels = {key: label for label, key in keys.items()}
-            for count in counts:
-                chosen = {labels[key]: row for key, row in suggestion.at(count).heads.items()}
-                suggestion.curve[count] = change_of_answers(teacher, gates, measured, chosen, heads)
+    students = [pair.student.eval() for pair in pairs]
+    mixed = torch.autocast(teacher.device.type, autocast, autocast is not None)
+    with _frozen(teacher, *students), observing(teacher), gated(pairs) as gates, mixed:
+        costs = head_costs(teacher, gates, measured, {label: heads[label] for label in keys})
+        own = SynthesizerConfig.create(**{**config.to_dict(), **options})
+        suggestion = HeadSuggestion(own, {keys[label]: row for label, row in costs.items()}, budgets[-1])
+        labels = {key: label for label, key in keys.items()}
+        for count in counts:
+            chosen = {labels[key]: row for key, row in suggestion.at(count).heads.items()}
+            suggestion.curve[count] = change_of_answers(teacher, gates, measured, chosen, heads)
     return suggestion
 
 

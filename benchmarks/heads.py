@@ -1,0 +1,294 @@
+#!/usr/bin/env python
+"""What it costs to leave token comparison to a few heads: GLUE scores against the share of synthesized heads.
+
+    python benchmarks/heads.py --glue_dir ../shared/data/glue --list            # what there is, what is missing
+    python benchmarks/heads.py --glue_dir ../shared/data/glue --tasks mrpc      # run a part of it
+    python benchmarks/heads.py --glue_dir ../shared/data/glue --points closed   # the closed form alone, in minutes a task
+    python benchmarks/heads.py --glue_dir ../shared/data/glue                   # run the rest
+
+A run is a task, a variant, heads or whole layers, a share and a seed; it writes one JSON file into benchmarks/results/heads,
+and points that are there are not measured again. Each run has three points:
+
+- `closed`: heads chosen by `suggest_heads` on the stock model that was fine-tuned on the task, their closed form, no training;
+- `transfer`: after the transfer that benchmarks/glue.py gives whole layers, without labels;
+- `finetuned`: and then fine-tuned on the task, at both learning rates, the better one on the complete validation set.
+
+Share 0 is the baseline: the same fine-tuned stock model, fine-tuned once more, as often and on as many rows as the converted
+ones. `by` "layers" swaps whole layers at the same share, those whose heads cost least together. Everything else (rows, epochs,
+rates, batches, the clock) is that of benchmarks/glue.py; speed is measured by benchmarks/attention.py, which knows
+`random [90% of heads]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import itertools
+import json
+import math
+import platform
+import sys
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel, set_seed
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "heads"
+
+# The script has the same name as the package of the examples, which it puts on the path itself.
+spec = importlib.util.spec_from_file_location("benchmark", ROOT / "benchmarks" / "glue.py")
+assert spec is not None and spec.loader is not None
+benchmark = sys.modules["benchmark"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(benchmark)
+
+from hf_synthesizer import HeadSuggestion, patch_model, suggest_heads, transfer_attention  # noqa: E402
+
+SHARES = (0, 25, 50, 75, 90, 95, 100)
+VARIANTS = ("random", "random+salience", "dense+salience")
+BY = ("heads", "layers")
+POINTS = ("closed", "transfer", "finetuned")
+SEED_TASKS = ("mrpc", "stsb", "rte")
+SEED_SHARES = (0, 50, 75, 90, 95)
+MEASURED = 256
+"""Training rows on which costs are measured."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One file of the benchmark."""
+
+    task: str
+    variant: str
+    by: str
+    share: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        if self.share == 0:
+            return f"{self.task}-stock-seed{self.seed}"
+        return f"{self.task}-{self.variant}-{self.share}-{self.by}-seed{self.seed}"
+
+    @property
+    def path(self) -> Path:
+        return RESULTS / f"{self.name}.json"
+
+    def read(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def missing(self, points: list[str]) -> list[str]:
+        """The points that are wanted and not there; the baseline has no transfer."""
+        there = self.read().get("points", {})
+        return [point for point in points if point not in there and not (self.share == 0 and point == "transfer")]
+
+
+def all_runs() -> list[Run]:
+    """Everything that the curve needs; the baseline of a task and a seed comes before what is compared with it."""
+    runs = []
+    for seed, task in itertools.product(range(3), benchmark.TASKS):
+        if seed and task not in SEED_TASKS:
+            continue
+        runs.append(Run(task, "stock", "heads", 0, seed))
+        shares = [share for share in (SEED_SHARES if seed else SHARES) if share]
+        runs += [Run(task, variant, "heads", share, seed) for variant in VARIANTS for share in shares]
+        if not seed:  # at 100 % both are the same
+            runs += [Run(task, "random+salience", "layers", share, seed) for share in shares if share < 100]
+    return runs
+
+
+def arguments_of(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--glue_dir", help="TASK/train.jsonl and so on")
+    parser.add_argument("--model", help="a name on the Hub or a folder (default: MiniLM-L6 from its package)")
+    parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as mrpc-random-90-heads-seed0")
+    parser.add_argument("--tasks", nargs="*", choices=benchmark.TASKS, help="these tasks alone")
+    parser.add_argument("--variants", nargs="*", choices=("stock", *VARIANTS), help="these variants alone")
+    parser.add_argument("--by", nargs="*", choices=BY, help="heads or whole layers alone")
+    parser.add_argument("--shares", nargs="*", type=int, choices=SHARES, help="these shares alone, in percent")
+    parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
+    parser.add_argument("--points", nargs="*", choices=POINTS, default=list(POINTS), help="these points alone")
+    parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
+    parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers and suggestions are kept")
+    parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
+    parser.add_argument("--quick", action="store_true", help="few rows and steps, to show that everything works")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run what is asked for and not there yet."""
+    arguments = arguments_of(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    runs = [run for run in all_runs() if wanted(run, arguments)]
+    missing = [run for run in runs if run.missing(arguments.points)]
+    if arguments.list:
+        for run in runs:
+            print(f"{', '.join(run.missing(arguments.points)) or 'there':28} {run.name}")
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs are there", flush=True)
+    if arguments.list:
+        return
+    bench = Bench(arguments)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for number, run in enumerate(missing, 1):
+        print(f"\n[{number}/{len(missing)}] {run.name}", flush=True)
+        for point in run.missing(arguments.points):
+            result = bench.measure(run, point)
+            temporary = run.path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(result, indent=1) + "\n")
+            temporary.replace(run.path)
+            found = result["points"][point]
+            print(f"{run.name} {point}: {found['score']:.4f} ({found['seconds']:.0f} s)", flush=True)
+
+
+def wanted(run: Run, arguments: argparse.Namespace) -> bool:
+    """Whether the command line selects a run."""
+    return (
+        (not arguments.only or run.name in arguments.only)
+        and (not arguments.tasks or run.task in arguments.tasks)
+        and (not arguments.variants or run.variant in arguments.variants)
+        and (not arguments.by or run.by in arguments.by)
+        and (not arguments.shares or run.share in arguments.shares)
+        and (not arguments.seeds or run.seed in arguments.seeds)
+    )
+
+
+class Bench(benchmark.Bench):
+    """The setting of benchmarks/glue.py, with a plan for each share."""
+
+    def rows(self, name: str) -> dict[str, Any]:
+        rows = super().rows(name)
+        if self.arguments.quick:
+            rows = {split: found[:64] for split, found in rows.items()}
+        return rows
+
+    def stock_teacher(self, run: Run) -> PreTrainedModel:
+        """Stock, fine-tuned on the run's task with the run's seed."""
+        return self.teacher(benchmark.Run(run.task, "stock", False, run.seed))
+
+    def suggestion(self, run: Run, teacher: PreTrainedModel) -> HeadSuggestion:
+        """The costs of all heads for a task, a variant and a seed, measured once for all shares."""
+        path = Path(self.arguments.work_dir) / "suggestions" / f"{run.task}-{run.variant}-seed{run.seed}.json"
+        if path.exists():
+            return HeadSuggestion.load(path)
+        set_seed(run.seed)
+        batches = self.batches(benchmark.unlabelled(self.rows(run.task)["train"]), run.seed)
+        started = time.process_time()
+        found = suggest_heads(
+            teacher,
+            batches,
+            run.variant,
+            [share / 100 for share in SHARES if share],
+            batches=-(-MEASURED // benchmark.BATCH_SIZE),
+            max_length=benchmark.MAX_LENGTH,
+        )
+        print(f"{found}\nmeasured in {time.process_time() - started:.0f} s", flush=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found.save(path)
+        return found
+
+    def batches(self, rows: Any, seed: int, size: int | None = None) -> Any:
+        return benchmark.GroupedBatches(rows, size or benchmark.BATCH_SIZE, self.collate, seed=seed)
+
+    def plan(self, run: Run, teacher: PreTrainedModel) -> dict[Any, Any]:
+        """What `patch_model` gets: the cheapest heads, or the layers whose heads cost least together."""
+        suggestion = self.suggestion(run, teacher)
+        if run.by == "heads":
+            return suggestion.at(run.share / 100)
+        order = sorted(suggestion.costs, key=lambda layer: sum(suggestion.costs[layer]))
+        return dict.fromkeys(order[: math.ceil(run.share * len(order) / 100)], suggestion.variant)
+
+    def converted(self, run: Run, teacher: PreTrainedModel, *, steps: bool) -> tuple[PreTrainedModel, dict[str, Any]]:
+        """The patched copy of the teacher, in closed form, or after the whole transfer."""
+        set_seed(run.seed)
+        model = copy.deepcopy(teacher)
+        model.set_attn_implementation("sdpa")
+        patch_model(model, self.plan(run, teacher), max_length=benchmark.MAX_LENGTH)
+        texts = benchmark.unlabelled(self.rows(run.task)["train"])
+        if not steps:
+            batches = self.batches(texts, run.seed)
+            transfer_attention(model, teacher, batches, steps=(0, 0), autocast=torch.bfloat16)
+            return model, {}
+        texts = benchmark.vary(
+            texts,
+            benchmark.TRANSFER_EPOCHS[run.task] * len(texts),
+            benchmark.special_ids(self.tokenizer),
+            max_length=benchmark.MAX_LENGTH,
+            seed=run.seed,
+        )
+        batches = self.batches(texts, run.seed, benchmark.TRANSFER_BATCH_SIZE)
+        number = len(batches)
+        first = int(benchmark.FIRST_STAGE * number)
+        report = transfer_attention(model, teacher, batches, steps=(first, number), autocast=torch.bfloat16)
+        return model, {"transfer_rows": len(texts), "transfer_steps": report.steps, "error": report.error_after}
+
+    def measure(self, run: Run, point: str) -> dict[str, Any]:  # type: ignore[override]
+        """One point more of a run."""
+        teacher, started = self.stock_teacher(run), time.process_time()
+        result = run.read() or {**asdict(run), **self.setting(run, teacher), "points": {}}
+        path = Path(self.arguments.work_dir) / "converted" / f"{run.name}.pt"
+        model, facts = teacher, {}
+        if run.share:
+            if point == "finetuned" and path.exists():
+                model = self.converted(run, teacher, steps=False)[0]
+                model.load_state_dict(torch.load(path, weights_only=True))
+            else:
+                model, facts = self.converted(run, teacher, steps=point != "closed")
+        if point == "transfer":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(model.state_dict(), path)
+        if point == "finetuned":
+            tried, model = self.best(run, model, benchmark.LEARNING_RATES)
+            facts = {**facts, "tried": tried}
+            path.unlink(missing_ok=True)
+        value, metrics = self.score(model, run)
+        seconds = time.process_time() - started
+        result["points"][point] = {"score": value, "metrics": metrics, "seconds": seconds, **facts}
+        return result
+
+    def setting(self, run: Run, teacher: PreTrainedModel) -> dict[str, Any]:
+        """What is the same for all points of a run."""
+        plan = self.plan(run, teacher) if run.share else {}
+        named = {key: getattr(value, "heads", None) for key, value in plan.items()}
+        return {
+            "layers": {str(key): None if heads is None else list(heads) for key, heads in named.items()},
+            "model": Path(self.model).parent.name if self.arguments.model is None else self.model,
+            "train_rows": len(self.rows(run.task)["train"]),
+            "epochs": benchmark.EPOCHS[run.task],
+            "cache_share": cache_share(plan, teacher) if run.share else 1.0,
+            "threads": torch.get_num_threads(),
+            "machine": f"{benchmark.processor()}, {platform.system()}",
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("torch", "transformers", "hf_synthesizer")},
+            },
+            "commit": self.commit,
+        }
+
+
+def cache_share(plan: dict[Any, Any], teacher: PreTrainedModel) -> float:
+    """What a decoder of the teacher's shape keeps of its tokens with this plan, relative to stock: it is the same for each token."""
+    from transformers import BertLMHeadModel
+
+    config = copy.deepcopy(teacher.config)
+    config.is_decoder, config.vocab_size = True, 8
+    kept = []
+    for patched in (False, True):
+        model = BertLMHeadModel(config).eval()
+        if patched:
+            patch_model(model, plan, max_length=16)
+        with torch.no_grad():
+            cache = model(torch.zeros(1, 4, dtype=torch.long), past_key_values=DynamicCache(), use_cache=True)
+        layers = cache.past_key_values.layers
+        kept.append(sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values)))
+    return kept[1] / kept[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -295,6 +295,11 @@ def test_projections_are_kept_for_the_comparing_heads_alone() -> None:
     rows = [*range(6, 12), *range(18, 24)]
     assert torch.equal(layer.synthesizer.groups["stock"].query.weight, before.query.weight[rows])
     assert torch.equal(layer.synthesizer.groups["stock"].key.bias, before.key.bias[rows])
+    for name, width in (("gpt2", 32), ("opt", 32)):
+        layers = patch_model(causal_model(name), spec([("random", [0, 1, 2])])).modules()
+        layer = next(module for module in layers if hasattr(module, "synthesizer"))
+        assert layer.synthesizer.groups["stock"].key.weight.shape == (8, width)
+        assert not type(layer).__name__.endswith("AsGuest")
     llama = patch_model(causal_model("llama"), spec([("random", [0, 1, 2])])).model.layers[0].self_attn
     assert llama.q_proj.weight.shape == (8, 32) and llama.stock.k_proj.weight.shape == (8, 32)
     assert llama.v_proj.weight.shape == (16, 32)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from ..config import LayerConfig
+from ..config import HeadGroupsConfig, LayerConfig
 from ..errors import InvalidConfigError
 from ..synthesizers.stock_weights import is_quantized
 from .wiring import find_wiring, head_dim
@@ -217,6 +217,8 @@ def synthesizer_class(stock: type[nn.Module], *, guest: bool = False) -> type[Sy
 def serving_class(cls: type[SynthesizerMixin], config: LayerConfig) -> type[SynthesizerMixin]:
     """The class for this configuration: as a guest where the stock forward has to make the dot products."""
     if "dot_product" not in config.parts or cls.serves_dot_product:
+        return cls
+    if cls.compares_some_heads and isinstance(config, HeadGroupsConfig):
         return cls
     return synthesizer_class(cls.stock_class, guest=True)
 

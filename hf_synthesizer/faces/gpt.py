@@ -30,6 +30,7 @@ class Gpt2Face(SynthesizerMixin):
         ]
     )
     counts_from_padding = True
+    compares_some_heads = True
 
     def forward(
         self,
@@ -50,6 +51,7 @@ class OptFace(SynthesizerMixin):
     """OPT."""
 
     counts_from_padding = True
+    compares_some_heads = True
 
     def forward(
         self,

@@ -51,6 +51,9 @@ class SynthesizerMixin(nn.Module):
 
     serves_dot_product: ClassVar[bool] = False
     """Whether logits with a `dot_product` part are made here too. Else the stock forward makes that part (`guest.py`)."""
+    compares_some_heads: ClassVar[bool] = False
+    """Whether they are made here where some heads alone compare tokens: stock logits are `q · k · scaling` and nothing else,
+    and the stock forward would have to make the queries and keys of all heads."""
     knows: ClassVar[frozenset[str]] = frozenset()
     """Names in a stock forward which this face has an answer to, beyond those that all faces understand (`registry.py`)."""
     counts_from_padding: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from ..errors import InvalidConfigError
 from ..patching.plan import parse_layers
 from ..patching.report import patch_report
 from ..patching.swap import patch_model
-from ..transfer import suggest_layers, transfer_attention
+from ..transfer import suggest_heads, suggest_layers, transfer_attention
 from .data import DataArguments, arrange
 from .model import ModelArguments, load_model, load_stock
 from .tasks import Task
@@ -25,6 +25,9 @@ from .variation import Rows, is_one_sequence, special_ids, vary
 
 AVERAGE_BATCHES = 100
 """How many batches a transfer's closed form and `suggest_layers` look at, at most."""
+
+SUGGEST: dict[str, Any] = {"layers": suggest_layers, "heads": suggest_heads}
+"""What `--layers suggest` measures, by what `--by` says."""
 
 logger = logging.get_logger(__name__)
 
@@ -39,10 +42,14 @@ class ConversionArguments:
     )
     layers: str | None = field(
         default=None,
-        metadata={"help": "Which layers, such as 0-3,5; all by default. 'suggest' measures, see --budget."},
+        metadata={"help": "Which layers, such as 0-3,5; all by default. 'suggest' measures, see --by and --budget."},
+    )
+    by: str = field(
+        default="layers",
+        metadata={"help": "With --layers suggest: choose whole layers, or heads, by what their swap costs."},
     )
     budget: float = field(
-        default=0.5, metadata={"help": "With --layers suggest: the share of the layers to synthesize."}
+        default=0.5, metadata={"help": "With --layers suggest: the share of the layers, or heads, to synthesize."}
     )
     mixing: str | None = field(default=None, metadata={"help": "How a mixture is weighted: softmax or sum."})
     transfer_steps: int = field(
@@ -143,13 +150,18 @@ def convert(
             "--transfer_method average is a closed form and takes no steps: leave --transfer_steps and --transfer_answers "
             "out, or take --transfer_method auto."
         )
+    if arguments.by not in SUGGEST:
+        raise InvalidConfigError(f"--by {arguments.by}: choose by {' or '.join(SUGGEST)}.")
+    if arguments.by == "heads" and arguments.layers != "suggest":
+        raise InvalidConfigError("--by heads says how heads are chosen, so it needs --layers suggest.")
     options: dict[str, Any] = {} if arguments.mixing is None else {"mixing": arguments.mixing}
     stock = copy.deepcopy(model) if teacher is None else teacher
     if arguments.layers == "suggest":
-        hybrid = suggest_layers(
+        suggest = SUGGEST[arguments.by]
+        hybrid = suggest(
             stock, dataloader, arguments.variant, arguments.budget, autocast=autocast, max_length=max_length, **options
         )
-        logger.warning(f"Suggested layers:\n{hybrid}")
+        logger.warning(f"Suggested {arguments.by}:\n{hybrid}")
         patch_model(model, hybrid, max_length=max_length, **options)
     else:
         patch_model(model, arguments.variant, layers=parse_layers(arguments.layers), max_length=max_length, **options)

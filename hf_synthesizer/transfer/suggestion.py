@@ -229,4 +229,4 @@ def budgets_of(budget: Budget | Iterable[Budget]) -> list[Budget]:
     budgets = list(budget) if isinstance(budget, Iterable) and not isinstance(budget, str) else [budget]
     if not budgets:
         raise InvalidConfigError("budget is an empty list: name at least one share or number of heads.")
-    return budgets  # type: ignore[return-value]
+    return budgets

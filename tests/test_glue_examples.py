@@ -80,8 +80,9 @@ def test_only_a_trained_head_teaches_its_answers(name: str, model_dir: Path, glu
     assert_same_weights(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.parametrize("by", ["layers", "heads"])
 def test_trainer_example_with_a_suggested_hybrid_and_a_teacher(
-    model_dir: Path, glue_dir: Path, tmp_path: Path
+    model_dir: Path, glue_dir: Path, tmp_path: Path, by: str
 ) -> None:
     run_glue.main(
         trainer_flags(
@@ -92,12 +93,27 @@ def test_trainer_example_with_a_suggested_hybrid_and_a_teacher(
             "--variant=random",
             "--layers=suggest",
             "--budget=0.5",
+            f"--by={by}",
             "--transfer_steps=3",
             f"--teacher={model_dir}",
         )
     )
-    layers = json.loads((tmp_path / "config.json").read_text())["synthesizer"]["layers"]["encoder"]
-    assert sorted(layers, key=str) == [0, None]
+    config = json.loads((tmp_path / "config.json").read_text())
+    layers = config["synthesizer"]["layers"]["encoder"]
+    if by == "layers":
+        assert sorted(layers, key=str) == [0, None]
+    else:
+        heads = sum(
+            len(row.get("heads", range(config["num_attention_heads"]))) for row in config["synthesizer"]["configs"]
+        )
+        assert heads == len(layers) * config["num_attention_heads"] / 2
+
+
+def test_heads_are_chosen_by_measuring(model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
+    task = ["--task_name=mrpc", f"--glue_dir={glue_dir}", "--variant=random"]
+    for more, message in ((["--by=heads"], "needs --layers suggest"), (["--by=eye"], "layers or heads")):
+        with pytest.raises(InvalidConfigError, match=message):
+            run_glue.main(trainer_flags(model_dir, tmp_path, *task, *more))
 
 
 def test_a_resumed_trainer_run_ends_where_an_uninterrupted_one_does(

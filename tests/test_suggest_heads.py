@@ -23,7 +23,7 @@ from hf_synthesizer.transfer.observe import observing, pair_layers
 from hf_synthesizer.transfer.suggest import change_of_answers, head_costs
 from tests.models import build
 from tests.teaching import HEADS, loader, sharp, student_of
-from tests.test_head_groups import causal_model
+from tests.test_heads_in_models import causal_model
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "llama", "gpt2"])

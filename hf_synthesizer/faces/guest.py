@@ -8,7 +8,7 @@ it by construction; the price is that queries and keys are computed whether or n
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -18,40 +18,18 @@ from transformers import AttentionInterface
 
 from ..config import LayerConfig
 from ..errors import UnsupportedModelError
-from ..logits import Explicit, Logits, LowRank
-from ..positions import Positions
 from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
 from ..synthesizers.stock_weights import rows_of
 from .attention import asks_for_backend, find_face, takes_fewer_heads, uses_attention_interface
 from .caching import past_length, slots_before
 from .guest_cache import KeySideCache
 from .mixin import SynthesizerMixin, says_positions
+from .stock_dot_product import StockDotProduct, dot_product, of_heads
 from .wiring import any_wiring, find_wiring, head_dim, head_rows, in_features, query_heads, value_heads
 
 NAME = "hf_synthesizer"
 """What our attention function is called in Transformers' interface."""
 CROSS_ATTENTION = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
-
-
-class StockDotProduct(Synthesizer):
-    """`S[h, i, j] = q_i[h] · k_j[h] · scaling`, with the queries and keys that the stock forward hands over.
-
-    `heads` are the layer's heads that these are.
-    """
-
-    formula = "the stock layer's own"
-    parameter_formula = "2·d²"
-    is_stock = True
-    given: Logits | None = None
-    heads: tuple[int, ...] = ()
-
-    def start_at_zero(self) -> None:
-        """Stays as it is: it is the part that the others are added to."""
-
-    def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
-        if self.given is None:
-            raise UnsupportedModelError("The stock layer hands its dot products over in its own forward pass only.")
-        return self.given
 
 
 class ConfigOfGuest:
@@ -274,7 +252,7 @@ class GuestFace(SynthesizerMixin):
             queries = part.heads if whole[0] else [self.compared.index(head) for head in part.heads]
             keys = [head // shared for head in part.heads]
             keys = keys if whole[1] else [cast(list, self.kept_keys).index(group) for group in keys]
-            part.given = dot_product(_heads(query, queries), _heads(key, keys), scaling, softcap)
+            part.given = dot_product(of_heads(query, queries), of_heads(key, keys), scaling, softcap)
         try:
             known = says_positions(call.position_ids, length)
             start = slots_before(call.start, length, value.shape[-2], known)
@@ -365,17 +343,6 @@ MASKS = ("attention_mask", "mask")
 """What stock forwards call their mask."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """What stock forwards call their cache."""
-
-
-def _heads(tensor: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
-    """These heads of (B, H, L, d)."""
-    return tensor if list(wanted) == list(range(tensor.shape[1])) else tensor[:, list(wanted)]
-
-
-def dot_product(query: torch.Tensor, key: torch.Tensor, scaling: float | None, softcap: float | None) -> Logits:
-    """`query · keyᵀ · scaling`, capped if need be."""
-    scaled = LowRank(query * (query.shape[-1] ** -0.5 if scaling is None else scaling), key)
-    return scaled if softcap is None else Explicit(softcap * torch.tanh(scaled.materialize() / softcap))
 
 
 def attention(

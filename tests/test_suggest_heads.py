@@ -118,6 +118,13 @@ def test_a_suggestion_prints_is_edited_and_travels(tmp_path: Path) -> None:
     suggestion.save(tmp_path / "heads.json")
     again = HeadSuggestion.load(tmp_path / "heads.json")
     assert again == suggestion and again.costs == costs and again.curve == {4: 0.01} and str(again) == str(suggestion)
+    again[1] = [SynthesizerConfig("dense", heads=[2]), SynthesizerConfig("random", heads=[0])]
+    assert (
+        HeadSuggestion.from_dict(again.to_dict()) == again
+        and again.heads[1] == [0, 2]
+        and "2 of 3 dense" in str(again)
+    )
+    del again[1]
     model = patch_model(build("BertModel"), again, max_length=12)
     assert model.config.synthesizer["configs"] == [{"variant": "random", "max_length": 12, "heads": [1]}]
     (tmp_path / "other.json").write_text("{}")

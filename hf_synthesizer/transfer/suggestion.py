@@ -62,7 +62,7 @@ class Suggestion(dict[int | str, str | SynthesizerConfig]):
         return "\n".join(lines)
 
 
-class HeadSuggestion(dict[int | str, str | SynthesizerConfig]):
+class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerConfig]]):
     """A hybrid `{layer: SynthesizerConfig(variant, heads=[…])}`, ready for `patch_model(model, suggestion)`.
 
     It is a dict, and may be edited as one: `suggestion[3] = suggestion[3].replace(heads=[0, 1])`, `del suggestion[0]`.
@@ -105,8 +105,12 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig]):
     @property
     def heads(self) -> dict[int | str, list[int]]:
         """The heads that are synthesized as things stand, layer by layer."""
-        return {layer: list(getattr(self.get(layer), "heads", None) or range(len(row))) if layer in self else []
-                for layer, row in self.costs.items()}  # fmt: skip
+        found: dict[int | str, list[int]] = {}
+        for layer, row in self.costs.items():
+            named = [config.heads for config in _configs(self[layer])] if layer in self else []
+            every = [range(len(row)) if heads is None else heads for heads in named]
+            found[layer] = sorted(head for heads in every for head in heads)
+        return found
 
     def at(self, budget: Budget) -> HeadSuggestion:
         """The suggestion for another budget, from the same costs."""
@@ -130,11 +134,10 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig]):
             f"{'layer':>12}  {'synthesized':24}  cost of each head's swap alone, in thousandths",
         ]
         for layer, row in self.costs.items():
-            config = self.get(layer)
-            if isinstance(config, SynthesizerConfig) and config.variant != self.variant.variant:
-                made = config.variant
-            else:
-                made = f"{len(self.heads[layer])} of {len(row)}"
+            others = (
+                {config.variant for config in _configs(self[layer])} - {self.variant.variant} if layer in self else ()
+            )
+            made = " ".join([f"{len(self.heads[layer])} of {len(row)}", *sorted(others)])
             lines.append(f"{layer!s:>12}  {made:24}  {' '.join(f'{1000 * cost:.2f}' for cost in row)}")
         lines += ["", self.picture()]
         if self.curve:
@@ -150,7 +153,7 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig]):
             "budget": self.budget,
             "costs": [[key, row] for key, row in self.costs.items()],
             "curve": [[count, change] for count, change in self.curve.items()],
-            "hybrid": [[key, _config(value).to_dict()] for key, value in self.items()],
+            "hybrid": [[key, [config.to_dict() for config in _configs(value)]] for key, value in self.items()],
         }
 
     @classmethod
@@ -163,13 +166,13 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig]):
         try:
             variant = SynthesizerConfig.from_dict(data["variant"])
             made = cls(variant, dict(data["costs"]), data["budget"], {int(n): c for n, c in data["curve"]})
-            hybrid = {key: SynthesizerConfig.from_dict(value) for key, value in data["hybrid"]}
+            hybrid = {key: [SynthesizerConfig.from_dict(one) for one in several] for key, several in data["hybrid"]}
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidConfigError(
                 f"This is no suggestion of suggest_heads ({type(error).__name__}: {error}). Read what save() wrote."
             ) from error
         made.clear()
-        made.update(hybrid)
+        made.update({key: groups[0] if len(groups) == 1 else groups for key, groups in hybrid.items()})
         return made
 
     def save(self, path: str | os.PathLike) -> None:
@@ -182,8 +185,10 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig]):
         return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
-def _config(value: str | SynthesizerConfig) -> SynthesizerConfig:
-    return SynthesizerConfig(value) if isinstance(value, str) else value
+def _configs(value: Any) -> list[SynthesizerConfig]:
+    """What a layer of a hybrid gets: one configuration, or several for groups of its heads."""
+    several = value if isinstance(value, (list, tuple)) else [value]
+    return [SynthesizerConfig(one) if isinstance(one, str) else one for one in several]
 
 
 def hybrid_to_dict(hybrid: Mapping[int | str, Any]) -> dict[str, Any]:

@@ -108,9 +108,7 @@ class GuestFace(SynthesizerMixin):
         self.wiring = known or any_wiring(self)
         moved = cast(nn.Module, self._modules[self.guard_name])
         hidden_size = in_features(cast(nn.Module, self._modules[self.wiring.fused or self.wiring.query]))
-        heads, named = query_heads(self), getattr(getattr(self, "config", None), "num_attention_heads", None) or 0
-        if heads == 2 * named:
-            heads = int(named)  # the projection of queries makes a gate as well (Qwen3-Next)
+        heads = query_heads(self)
         separate = known is not None and not known.fused
         width = head_dim(self) if separate else max(1, hidden_size // heads)
         self.__dict__["_dimensions"] = (hidden_size, heads, width)

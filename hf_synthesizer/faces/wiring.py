@@ -128,7 +128,12 @@ def query_heads(module: nn.Module) -> int:
     """The number H of heads of a stock attention module."""
     wiring = find_wiring(module)
     if wiring is not None and wiring.fused is None:
-        return out_features(cast(nn.Module, module._modules[wiring.query])) // head_dim(module)
+        heads = out_features(cast(nn.Module, module._modules[wiring.query])) // head_dim(module)
+        if wiring.output is None:
+            return heads
+        # The queries' projection may make a gate as well (Qwen3-Next).
+        mixed = in_features(cast(nn.Module, module._modules[wiring.output])) // head_dim(module)
+        return mixed if heads == 2 * mixed else heads
     return int(_attribute(module, ("num_heads", "num_attention_heads", "n_heads", "n_head")))
 
 

@@ -147,13 +147,13 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: what was measured, and the hybrid as it stands."""
+        """JSON-able: what was measured, and the hybrid as it stands, which the command `patch --plan` takes."""
         return {
             "variant": self.variant.to_dict(),
             "budget": self.budget,
-            "costs": [[key, row] for key, row in self.costs.items()],
+            "heads": [[key, row] for key, row in self.costs.items()],
             "curve": [[count, change] for count, change in self.curve.items()],
-            "hybrid": [[key, [config.to_dict() for config in _configs(value)]] for key, value in self.items()],
+            "hybrid": hybrid_to_dict(self),
         }
 
     @classmethod
@@ -165,14 +165,14 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
         """
         try:
             variant = SynthesizerConfig.from_dict(data["variant"])
-            made = cls(variant, dict(data["costs"]), data["budget"], {int(n): c for n, c in data["curve"]})
-            hybrid = {key: [SynthesizerConfig.from_dict(one) for one in several] for key, several in data["hybrid"]}
-        except (KeyError, TypeError, ValueError) as error:
+            made = cls(variant, dict(data["heads"]), data["budget"], {int(n): c for n, c in data["curve"]})
+            hybrid = hybrid_from_dict(data["hybrid"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidConfigError(
                 f"This is no suggestion of suggest_heads ({type(error).__name__}: {error}). Read what save() wrote."
             ) from error
         made.clear()
-        made.update({key: groups[0] if len(groups) == 1 else groups for key, groups in hybrid.items()})
+        made.update(hybrid)
         return made
 
     def save(self, path: str | os.PathLike) -> None:

@@ -34,11 +34,7 @@ class Suggestion(dict[int | str, str | SynthesizerConfig]):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: what `from_dict` takes, and the command `patch --plan`."""
-        hybrid = {
-            str(layer): variant.to_dict() if isinstance(variant, SynthesizerConfig) else variant
-            for layer, variant in self.items()
-        }
-        return {"hybrid": hybrid, "costs": self.costs, "total": self.total}
+        return {"hybrid": hybrid_to_dict(self), "costs": self.costs, "total": self.total}
 
     @classmethod
     def from_dict(cls, data: Any) -> Suggestion:
@@ -53,16 +49,7 @@ class Suggestion(dict[int | str, str | SynthesizerConfig]):
                 'A plan is a dict such as {"hybrid": {"0": "random", "1": {"variant": "factorized_random", "rank": 4}}}, as '
                 "suggest_layers writes it; found " + repr(data)[:200] + "."
             )
-        return cls(
-            {
-                int(layer) if layer.lstrip("-").isdigit() else layer: SynthesizerConfig.from_dict(variant)
-                if isinstance(variant, Mapping)
-                else variant
-                for layer, variant in hybrid.items()
-            },
-            data.get("costs", {}),
-            data.get("total", {}),
-        )
+        return cls(hybrid_from_dict(hybrid), data.get("costs", {}), data.get("total", {}))
 
     def __str__(self) -> str:
         lines = [f"{'layer':14}{'swapped alone':>15}{'with the earlier':>18}  suggestion"]
@@ -160,13 +147,13 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: what was measured, and the hybrid as it stands."""
+        """JSON-able: what was measured, and the hybrid as it stands, which the command `patch --plan` takes."""
         return {
             "variant": self.variant.to_dict(),
             "budget": self.budget,
-            "costs": [[key, row] for key, row in self.costs.items()],
+            "heads": [[key, row] for key, row in self.costs.items()],
             "curve": [[count, change] for count, change in self.curve.items()],
-            "hybrid": [[key, [config.to_dict() for config in _configs(value)]] for key, value in self.items()],
+            "hybrid": hybrid_to_dict(self),
         }
 
     @classmethod
@@ -178,14 +165,14 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
         """
         try:
             variant = SynthesizerConfig.from_dict(data["variant"])
-            made = cls(variant, dict(data["costs"]), data["budget"], {int(n): c for n, c in data["curve"]})
-            hybrid = {key: [SynthesizerConfig.from_dict(one) for one in several] for key, several in data["hybrid"]}
-        except (KeyError, TypeError, ValueError) as error:
+            made = cls(variant, dict(data["heads"]), data["budget"], {int(n): c for n, c in data["curve"]})
+            hybrid = hybrid_from_dict(data["hybrid"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidConfigError(
                 f"This is no suggestion of suggest_heads ({type(error).__name__}: {error}). Read what save() wrote."
             ) from error
         made.clear()
-        made.update({key: groups[0] if len(groups) == 1 else groups for key, groups in hybrid.items()})
+        made.update(hybrid)
         return made
 
     def save(self, path: str | os.PathLike) -> None:
@@ -202,6 +189,28 @@ def _configs(value: Any) -> list[SynthesizerConfig]:
     """What a layer of a hybrid gets: one configuration, or several for groups of its heads."""
     several = value if isinstance(value, (list, tuple)) else [value]
     return [SynthesizerConfig(one) if isinstance(one, str) else one for one in several]
+
+
+def hybrid_to_dict(hybrid: Mapping[int | str, Any]) -> dict[str, Any]:
+    """JSON-able: each layer's variant, configuration, or configurations of groups of its heads."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [plain(one) for one in value]
+        return value.to_dict() if isinstance(value, SynthesizerConfig) else value
+
+    return {str(layer): plain(value) for layer, value in hybrid.items()}
+
+
+def hybrid_from_dict(data: Mapping[str, Any]) -> dict[int | str, Any]:
+    """The inverse of `hybrid_to_dict`."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, list):
+            return [made(one) for one in value]
+        return SynthesizerConfig.from_dict(value) if isinstance(value, Mapping) else value
+
+    return {int(key) if key.lstrip("-").isdigit() else key: made(value) for key, value in data.items()}
 
 
 def count_of(budget: Budget, available: int, what: str) -> int:

@@ -181,21 +181,21 @@ def _found_before(columns: torch.Tensor, found: Found) -> torch.Tensor:
 
 
 def _short(choice: Buckets, rows: Rows) -> torch.Tensor:
-    """All pairs are made, and those that do not meet are hidden."""
+    """All pairs are made, and those that do not meet are hidden; as many heads of as many rows at a time as fit the cache."""
     batch, heads, length, width = rows.value.shape
     together = max(1, VALUES // (2 * choice.directions[..., 0].numel() * length))
-    bias = None if rows.bias is None else rows.bias.expand(batch, heads, -1, -1)
+    queries, keys, values = (x.flatten(0, 1) for x in (rows.query, rows.key, rows.value))  # (B·H, n, …)
+    bias = None if rows.bias is None else rows.bias.expand(batch, heads, -1, -1).flatten(0, 1)
     made = []
-    for row in range(batch):
-        for head in range(0, heads, together):
-            own = row, slice(head, head + together)
-            query, key, value = rows.query[own], rows.key[own], rows.value[own]  # (g, n, …)
-            wide = torch.promote_types(query.dtype, torch.float32)
-            scores = query.to(wide) @ key.to(wide).transpose(-1, -2)  # (g, n, n)
-            logits = scores * rows.scaling + hiding(choice.pairs(query, key, scores.detach()), wide)
-            if bias is not None:
-                logits = logits + bias[own]
-            made.append(functional.dropout(logits.softmax(-1).to(value.dtype), rows.dropout) @ value)
+    for start in range(0, batch * heads, together):
+        own = slice(start, start + together)
+        query, key, value = queries[own], keys[own], values[own]  # (g, n, …)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        scores = query.to(wide) @ key.to(wide).transpose(-1, -2)  # (g, n, n)
+        logits = scores * rows.scaling + hiding(choice.pairs(query, key, scores.detach()), wide)
+        if bias is not None:
+            logits = logits + bias[own]
+        made.append(functional.dropout(logits.softmax(-1).to(value.dtype), rows.dropout) @ value)
     return torch.cat(made).view(batch, heads, length, width)
 
 

@@ -10,9 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_synthesizer import (
-    InvalidConfigError,
     SynthesizerAttention,
-    UnsupportedModelError,
     count_flops,
     patch_model,
     patch_report,
@@ -22,7 +20,7 @@ from hf_synthesizer import (
 from hf_synthesizer.attend import attend, buckets, reference
 from hf_synthesizer.masks import AttentionMask
 from tests import test_families, test_laws
-from tests.models import CHOOSING, RELATIVES, WHOLE_SEQUENCE, batch, build, first_output, mask
+from tests.models import CHOOSING, RELATIVES, batch, build, first_output, mask
 from tests.teaching import loader, sharp, student_of
 from tests.test_formulas import naive_rows
 
@@ -366,48 +364,3 @@ def test_of_keys_that_are_equal_no_more_are_chosen_than_a_bucket_holds(num_hashe
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", WHOLE_SEQUENCE)
-@pytest.mark.parametrize("head", ["BertLMHeadModel", "T5ForConditionalGeneration"])
-def test_decoders_are_refused_before_anything_is_changed(variant: str, head: str) -> None:
-    model = build(head)
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(
-        UnsupportedModelError, match=f"{variant!r} chooses its keys over the whole sequence.*Patch an encoder"
-    ):
-        patch_model(model, variant)
-    assert type(model).__name__ == head and model.config.model_type in ("bert", "t5")
-    assert state.keys() == model.state_dict().keys()
-    if head.startswith("T5"):
-        patch_model(model, {"encoder": variant, "decoder": "sparse_fixed"})
-        assert first_output(model(**batch(head))).isfinite().all()
-
-
-def test_a_causal_call_of_a_layer_for_encoders_is_refused() -> None:
-    for need_weights in (True, False):
-        with pytest.raises(UnsupportedModelError, match="over the whole sequence, which a causal layer does not know"):
-            layer_of("routing")(tokens(1, 5), is_causal=True, need_weights=need_weights)
-
-
-@pytest.mark.parametrize("mixture", ["sparse_strided+random", "dense+lsh_simple", "routing+dot_product"])
-def test_choices_are_no_part_of_mixtures(mixture: str) -> None:
-    with pytest.raises(InvalidConfigError, match="chooses which keys.*Give it layers of its own"):
-        patch_model(build("BertModel"), mixture)
-
-
-@pytest.mark.parametrize(
-    ("variant", "options", "message"),
-    [
-        ("lsh_simple", {"qnf": True}, "qnf=True has no meaning for the variant 'lsh_simple'"),
-        ("alsh_sign", {"qnf": 1}, "qnf must be True or False, not 1"),
-        ("routing", {"bucket_size": 8}, "bucket_size=8 has no meaning"),
-        ("lsh_simple", {"bucket_size": 0}, "bucket_size must be a positive int, not 0"),
-        ("lsh_simple", {"num_hashes": -1}, "num_hashes must be a positive int, not -1"),
-        ("sparse_fixed", {"stride": 0}, "stride must be a positive int, not 0"),
-        ("random", {"stride": 4}, "stride=4 has no meaning"),
-    ],
-)
-def test_bad_options(variant: str, options: dict, message: str) -> None:
-    with pytest.raises(InvalidConfigError, match=message):
-        patch_model(build("BertModel"), variant, **options)

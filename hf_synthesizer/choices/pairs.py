@@ -29,7 +29,7 @@ def chosen(
     """
     heads, hashes, width, length = values.shape
     members = buckets(values, keep, size).flatten(1, 2)  # (g, T·2·d', Lk)
-    means = members.to(stored.dtype) @ stored  # (g, T·2·d', d')
+    means = members @ stored  # (g, T·2·d', d')
     means /= size if keep is None else keep.sum(-1).clamp(min=1, max=size)[:, None, None]
     # The larger, the smaller the distance: ‖Q − mean‖² = ‖Q‖² − 2 (Q · mean − ‖mean‖² / 2).
     nearness = asked @ means.transpose(-1, -2)  # (g, Lq, T·2·d')
@@ -37,10 +37,10 @@ def chosen(
     bucket = _argmax(nearness.unflatten(-1, (hashes, 2 * width)))  # (g, Lq, T)
     bucket += torch.arange(heads * hashes, device=bucket.device).view(heads, 1, hashes) * (2 * width)
     members = members.flatten(0, 1)
-    candidates = members.index_select(0, bucket[..., 0].flatten())
+    found = members.index_select(0, bucket[..., 0].flatten())
     for number in range(1, hashes):
-        candidates |= members.index_select(0, bucket[..., number].flatten())
-    candidates = candidates.view(heads, -1, length)
+        found += members.index_select(0, bucket[..., number].flatten())
+    candidates = found.view(heads, -1, length) > 0
     if hashes == 1:
         return candidates
     scores = scores + hiding(candidates, scores.dtype)
@@ -48,15 +48,25 @@ def chosen(
 
 
 def buckets(values: torch.Tensor, keep: torch.Tensor | None, size: int) -> torch.Tensor:
-    """The keys with the largest and with the smallest values: bool (g, T, 2·d', Lk)."""
-    length = values.shape[-1]
+    """The keys with the largest and with the smallest values: 1 or 0 in the dtype of the values, (g, T, 2·d', Lk)."""
+    *before, width, length = values.shape
+    members = values.new_empty(*before, 2 * width, length)
+    above, below = members.split(width, dim=-2)
     if keep is None:
-        least, most = ordered(values, size - 1, length - size)
-        return torch.cat((largest(values, most, None, size), largest(-values, -least, None, size)), dim=-2)
+        # What stands beside the last that is taken tells whether another one is equal to it.
+        most, under, least, over = ordered(values, length - size, length - size - 1, size - 1, size)
+        if not bool((most == under).any() | (least == over).any()):
+            torch.ge(values, most, out=above)
+            torch.le(values, least, out=below)
+        else:
+            above.copy_(largest(values, most, None, size))
+            below.copy_(largest(-values, -least, None, size))
+        return members
     keep = keep[:, None, None]
     hidden = hiding(keep, values.dtype)
-    both = (values + hidden, hidden - values)
-    return torch.cat([largest(x, ordered(x, length - size)[0], keep, size) for x in both], dim=-2)
+    for part, x in ((above, values + hidden), (below, hidden - values)):
+        part.copy_(largest(x, ordered(x, length - size)[0], keep, size))
+    return members
 
 
 def hiding(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -92,3 +102,4 @@ def _argmax(values: torch.Tensor) -> torch.Tensor:
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(-1))
     return values.argmax(-1)
+

@@ -40,11 +40,12 @@ def chosen(
     found = members.index_select(0, bucket[..., 0].flatten())
     for number in range(1, hashes):
         found += members.index_select(0, bucket[..., number].flatten())
-    candidates = found.view(heads, -1, length) > 0
+    found = found.view(heads, -1, length)
     if hashes == 1:
-        return candidates
-    scores = scores + hiding(candidates, scores.dtype)
-    return largest(scores, ordered(scores, length - size)[0], candidates, size)
+        return found > 0
+    # A query finds no fewer keys than a bucket has, so that none of the others is among the largest; but for padding.
+    hidden = found.clamp_(max=1).sub_(1).mul_(torch.finfo(found.dtype).max / 4)
+    return largest(scores + hidden, None if keep is None else hidden == 0, size)
 
 
 def buckets(values: torch.Tensor, keep: torch.Tensor | None, size: int) -> torch.Tensor:
@@ -53,19 +54,18 @@ def buckets(values: torch.Tensor, keep: torch.Tensor | None, size: int) -> torch
     members = values.new_empty(*before, 2 * width, length)
     above, below = members.split(width, dim=-2)
     if keep is None:
-        # What stands beside the last that is taken tells whether another one is equal to it.
         most, under, least, over = ordered(values, length - size, length - size - 1, size - 1, size)
         if not bool((most == under).any() | (least == over).any()):
             torch.ge(values, most, out=above)
             torch.le(values, least, out=below)
         else:
-            above.copy_(largest(values, most, None, size))
-            below.copy_(largest(-values, -least, None, size))
+            above.copy_(largest(values, None, size))
+            below.copy_(largest(-values, None, size))
         return members
     keep = keep[:, None, None]
     hidden = hiding(keep, values.dtype)
-    for part, x in ((above, values + hidden), (below, hidden - values)):
-        part.copy_(largest(x, ordered(x, length - size)[0], keep, size))
+    above.copy_(largest(values + hidden, keep, size))
+    below.copy_(largest(hidden - values, keep, size))
     return members
 
 
@@ -83,15 +83,17 @@ def ordered(values: torch.Tensor, *places: int) -> list[torch.Tensor]:
     return [made[..., place, None] for place in places]
 
 
-def largest(values: torch.Tensor, least: torch.Tensor, among: torch.Tensor | None, size: int) -> torch.Tensor:
-    """The `size` largest numbers of each row, of which the last is `least`; the first ones of those that are equal."""
+def largest(values: torch.Tensor, among: torch.Tensor | None, size: int) -> torch.Tensor:
+    """The `size` largest numbers of each row; the first ones of those that are equal. bool, like the values.
+
+    `among` leaves out numbers, all of which have to be smaller than any that counts.
+    """
+    length = values.shape[-1]
+    least, under = ordered(values, length - size, length - size - 1)
     kept = values >= least
-    if among is None:
-        equal = int(kept.count_nonzero()) > size * least.numel()
-    else:
+    if among is not None:
         kept &= among
-        equal = bool((kept.sum(-1) > size).any())
-    if equal:
+    if bool((least == under).any()):
         tied = values == least if among is None else (values == least) & among
         above = kept & ~tied
         kept = above | (tied & (tied.cumsum(-1) <= size - above.sum(-1, keepdim=True)))

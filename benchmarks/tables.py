@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 
 import coverage_table
+from blocks import CHOOSING
 from records import RESULTS, ROOT, Row, read
 
 DOCUMENTS = (
@@ -158,13 +159,28 @@ def decode() -> str:
 
 def models() -> str:
     """Whole models, ragged inference."""
-    rows = read(RESULTS / "model.csv")
+    rows = [row for row in read(RESULTS / "model.csv") if row["model"] != "minilm"]
     columns = [
         (f"{model}, {length}×{batch_size}", chosen(rows, **dict(zip(names, (model, length, batch_size), strict=True))))
         for names in [("model", "length", "batch_size")]
         for model, length, batch_size in dict.fromkeys(tuple(row[name] for name in names) for row in rows)
     ]
     return by_variant(columns, speedup)
+
+
+def choosing() -> str:
+    """Whole models whose layers choose their keys: times stock eager's time; both were measured against stock SDPA."""
+    rows = read(RESULTS / "model.csv")
+    columns, eager = [], {}
+    names = ("padding", "length", "batch_size")
+    for conditions in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
+        found = chosen(rows, model="minilm", mode="inference", **dict(zip(names, conditions, strict=True)))
+        padding, length, batch_size = conditions
+        if "stock eager" in found:
+            title = f"{length}×{batch_size}{', ragged' if padding == 'ragged' else ''}"
+            columns.append((title, {name: found[name] for name in CHOOSING if name in found}))
+            eager |= dict.fromkeys(map(id, found.values()), float(found["stock eager"]["speedup"]))
+    return by_variant(columns, lambda row: f"{eager[id(row)] / float(row['speedup']):.2f}")
 
 
 def compression() -> str:
@@ -328,6 +344,7 @@ TABLES: dict[str, Callable[[], str]] = {
         memory,
         compression,
         models,
+        choosing,
         decode,
         explore,
         starts,

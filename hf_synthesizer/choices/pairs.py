@@ -104,4 +104,3 @@ def _argmax(values: torch.Tensor) -> torch.Tensor:
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(-1))
     return values.argmax(-1)
-

@@ -173,7 +173,8 @@ def choosing() -> str:
     rows = read(RESULTS / "model.csv")
     columns, eager = [], {}
     names = ("padding", "length", "batch_size")
-    for conditions in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
+    cells = dict.fromkeys(tuple(row[name] for name in names) for row in rows)
+    for conditions in sorted(cells, key=lambda cell: (int(cell[1]), cell)):
         found = chosen(rows, model="minilm", mode="inference", **dict(zip(names, conditions, strict=True)))
         padding, length, batch_size = conditions
         if "stock eager" in found:

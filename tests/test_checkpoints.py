@@ -30,13 +30,12 @@ from hf_synthesizer import (
 )
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
 from hf_synthesizer.faces.mixin import SynthesizerMixin
-from tests.faces import FACES, FEW
+from tests.faces import FACES
 from tests.models import HEADS, RELATIVES, VARIANTS, batch, build, first_output
 from tests.tokenizers import save_tokenizer
 
-MATRIX = [(variant, head) for variant in VARIANTS for head in HEADS]
+MATRIX = [(variant, head) for variant in VARIANTS for head in (*HEADS, *FACES)]
 MATRIX += [(variant, head) for variant in RELATIVES for head in ("BertForSequenceClassification", "T5EncoderModel")]
-MATRIX += [(variant, head) for variant in FEW for head in FACES]
 ENCODER, SEQ2SEQ = "BertForSequenceClassification", "T5ForConditionalGeneration"
 
 

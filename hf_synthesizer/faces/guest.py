@@ -125,8 +125,8 @@ class GuestFace(SynthesizerMixin):
         del self._modules[name]
         self.stand_guard(config, self.place_of(moved, example)[0])
 
-    def take_projections(self, synthesizer: Synthesizer) -> None:
-        """A part `dot_product` gets its logits from the stock forward; a shared projection starts afresh."""
+    def take_projections(self, synthesizer: Synthesizer) -> Synthesizer:
+        """`dot_product`, alone or as a part, gets its logits from the stock forward; a shared projection starts afresh."""
         groups = synthesizer.groups if isinstance(synthesizer, HeadGroups) else None
         members = [("", tuple(range(self.dimensions[1])), synthesizer)]
         if isinstance(synthesizer, HeadGroups):
@@ -136,8 +136,11 @@ class GuestFace(SynthesizerMixin):
             given.heads = heads
             if isinstance(group, MixtureSynthesizer) and "dot_product" in group.parts:
                 group.parts["dot_product"] = given
-            elif groups is not None and isinstance(group, DotProductSynthesizer):
+            elif isinstance(group, DotProductSynthesizer):
+                if groups is None:
+                    return given
                 groups[name] = given
+        return synthesizer
 
     def keep_compared_heads(self) -> None:
         """Cut the query and key projections down to the heads that compare tokens, and their groups' keys."""

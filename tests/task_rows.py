@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +14,18 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MarianConfig,
     MarianMTModel,
+    MBart50Tokenizer,
     MBartConfig,
     MBartForConditionalGeneration,
     MBartTokenizer,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     T5ForConditionalGeneration,
 )
@@ -31,8 +36,9 @@ GERMAN = ["ein", "der", "mann", "hund", "ball", "spielt", "sieht", "haus"]
 ENGLISH = ["a", "the", "man", "dog", "ball", "plays", "sees", "house"]
 SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>", "<s>"]
 VOCABULARY = [*SPECIAL, *dict.fromkeys([*GERMAN, *ENGLISH, ".", "?"])]
-SMALL = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
-SMALL |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 32}
+SMALL: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+SMALL |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64}
+SMALL |= {"init_std": 0.5}  # so that heads look at something
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -55,27 +61,37 @@ def build(kind: str) -> PreTrainedModel:
         return MarianMTModel(MarianConfig(vocab_size=size, **SMALL, **ends, forced_eos_token_id=1))
     if kind == "bart":
         return BartForConditionalGeneration(BartConfig(vocab_size=size, **SMALL, **ends, forced_eos_token_id=1))
-    if kind == "mbart":
-        return MBartForConditionalGeneration(MBartConfig(vocab_size=len(mbart_tokenizer()), **SMALL))
+    if kind.startswith("mbart"):
+        return MBartForConditionalGeneration(
+            MBartConfig(vocab_size=len(mbart_tokenizer(MBartTokenizer)), **SMALL, decoder_start_token_id=2)
+        )
     if kind == "bert":
         return BertForMaskedLM(bert_config(vocab_size=size, max_position_embeddings=32))
+    if kind == "gpt2":
+        settings = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.5}
+        return GPT2LMHeadModel(GPT2Config(vocab_size=size, **settings, bos_token_id=4, eos_token_id=1))
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    shape |= {"initializer_range": 0.5}  # so that heads look at something
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=size, **shape, **heads, pad_token_id=0, eos_token_id=1))
 
 
-def mbart_tokenizer() -> MBartTokenizer:
-    """mBART's own, with its languages and two dozen words."""
-    pieces = [(f"▁{word}", -2.0) for word in VOCABULARY[len(SPECIAL) :]]
-    codes = [(code, 0.0) for code in ("en_XX", "de_DE")]
-    start = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    return MBartTokenizer(vocab=[*start, ("▁", -2.0), *pieces, *codes, ("<mask>", 0.0)])
+def mbart_tokenizer(kind: type) -> PreTrainedTokenizerBase:
+    """mBART's own, or mBART-50's, with all their languages and two dozen words."""
+    words = [(f"▁{word}", -2.0) for word in VOCABULARY[len(SPECIAL) :]]
+    return kind(vocab=[("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *words])
+
+
+def tokenizer_of(kind: str) -> PreTrainedTokenizerBase:
+    """The tokenizer that goes with the kind of model."""
+    known = {"mbart": MBartTokenizer, "mbart50": MBart50Tokenizer}
+    return mbart_tokenizer(known[kind]) if kind in known else tokenizer()
 
 
 def write_model(kind: str, folder: Path) -> Path:
     """The model and its tokenizer."""
     build(kind).save_pretrained(folder)
-    (mbart_tokenizer() if kind == "mbart" else tokenizer()).save_pretrained(folder)
+    tokenizer_of(kind).save_pretrained(folder)
     return folder
 
 

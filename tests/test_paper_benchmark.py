@@ -14,7 +14,18 @@ from tests.test_glue_benchmark import load
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 bench = load("paper")
 
-KEYS = {"task", "variant", "seed", "score", "metrics", "parameters", "train_steps", "train_seconds", "versions", "commit"}
+KEYS = {
+    "task",
+    "variant",
+    "seed",
+    "score",
+    "metrics",
+    "parameters",
+    "train_steps",
+    "train_seconds",
+    "versions",
+    "commit",
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +70,58 @@ def test_every_task_runs_and_is_not_repeated(
     for row in results.values():
         assert set(row) >= KEYS and row["score"] == row["metrics"][row["score_name"]]
         assert row["train_steps"] == results[f"{task}-dot_product-seed0.json"]["train_steps"] == 2
-    mixed, stock = (results[f"{task}-{name}-seed0.json"]["parameters"] for name in ("random+dot_product", "dot_product"))
+    mixed, stock = (
+        results[f"{task}-{name}-seed0.json"]["parameters"] for name in ("random+dot_product", "dot_product")
+    )
     assert mixed > stock
     bench.main(asked)
     assert "3 of 3 runs are there" in capsys.readouterr().out
+
+
+table = load("paper_table")
+
+
+def result(task: str, variant: str, score: float, seed: int = 0) -> dict:
+    facts = {"parameters": 3e6, "train_seconds": 100.0, "machine": "x", "threads": 1, "commit": "0123456789"}
+    versions = {"torch": "2", "transformers": "5"}
+    return {"task": task, "variant": variant, "seed": seed, "score": score, "versions": versions, **facts}
+
+
+def test_the_table_stands_beside_the_literature(tmp_path: Path) -> None:
+    scores = {
+        "dot_product": (50.0, 52.0),
+        "random": (55.0, 57.2),
+        "dense": (54.0,),
+        "random+dot_product": (49.0, 51.0),
+    }
+    rows = [result("clm", name, score, seed) for name, found in scores.items() for seed, score in enumerate(found)]
+    lines = table.table(rows, "clm").splitlines()
+    assert lines[2].startswith("| `random+dot_product` | 50.00 ± 1.41 | -2.0% |") and lines[2].endswith("| 40.05 |")
+    assert [line.split("|")[1].strip() for line in lines[3:6]] == ["`dot_product`", "`dense`", "`random`"]
+    text = lines[-1]
+    # There: dot_product, random+dot_product, random, dense; here two neighbouring pairs are swapped.
+    assert "Rank correlation (Spearman) over these 4: 0.60." in text
+    assert "`random+dot_product` before `dot_product`, `dense` before `random`" in text
+    assert "7 of 11 kinds of attention have not been run yet" in text
+    assert (
+        table.against(
+            [result("translation", "dense", 20.0)], [result("translation", "dot_product", 21.5)], "translation"
+        )
+        == "-1.50"
+    )
+
+    document = tmp_path / "tasks.md"
+    document.write_text("# x\n<!-- table: paper-clm (benchmarks/paper_table.py) -->\n<!-- end of table -->\n")
+    (tmp_path / "paper").mkdir()
+    for row in rows:
+        (tmp_path / "paper" / f"{row['variant']}-{row['seed']}.json").write_text(json.dumps(row))
+    where = [f"--results={tmp_path}", f"--document={document}"]
+    with pytest.raises(SystemExit, match="disagree"):
+        table.main([*where, "--check"])
+    table.main(where)
+    table.main([*where, "--check"])
+    assert "| `dense` |" in document.read_text()
+
+
+def test_the_document_says_what_the_results_say() -> None:
+    table.main(["--check"])

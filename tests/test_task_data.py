@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
+import re
+import runpy
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from hf_synthesizer import InvalidConfigError
 from hf_synthesizer.errors import DataError
 from hf_synthesizer.tasks.files import FileArguments, load_splits
 from hf_synthesizer.tasks.perplexity import perplexity_of, sums
+from hf_synthesizer.tasks.training import parse
 from tests.task_rows import pairs, sentences, write_json, write_model, write_parallel, write_text
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -129,11 +132,16 @@ def test_flags_that_do_not_fit_say_so(name: str, flags: list[str], message: str,
         example(name).main([f"--train_file={path}", f"--output_dir={tmp_path / 'out'}", "--do_train", *given])
 
 
-def test_the_command_line_reports_bad_data_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "run_summarization.py"), f"--train_file={tmp_path / 'none.csv'}"]
-    done = subprocess.run([*command, "--do_train"], capture_output=True, text=True)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.strip().splitlines()[-1] == f"error: {tmp_path / 'none.csv'} does not exist."
+@pytest.mark.parametrize("name", ["translation", "summarization", "clm", "mlm", "dialogue"])
+def test_the_command_line_reports_bad_data_in_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "none.csv"
+    given = [f"--train_file={path}", f"--output_dir={tmp_path}", "--do_train"]
+    given += ["--source_lang=de", "--target_lang=en"] if name == "translation" else []
+    monkeypatch.setattr(sys, "argv", [f"run_{name}.py", *given])
+    with pytest.raises(SystemExit, match=f"^error: {path} does not exist.$"):
+        runpy.run_path(str(EXAMPLES / f"run_{name}.py"), run_name="__main__")
 
 
 def test_perplexity_counts_tokens_whatever_the_batches() -> None:
@@ -147,3 +155,23 @@ def test_perplexity_counts_tokens_whatever_the_batches() -> None:
         assert found["perplexity"] == pytest.approx(loss.exp().item(), rel=1e-5)
         right = (seen.argmax(-1) == wanted)[wanted != -100].float().mean().item()
         assert found["accuracy"] == pytest.approx(right) and found["tokens"] == (wanted != -100).sum()
+
+
+@pytest.mark.parametrize("document", ["docs/tasks.md", "examples/README.md"])
+def test_every_documented_command_is_understood(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line, as it is copied: its script knows all its flags."""
+    text = (EXAMPLES.parent / document).read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^python examples/run_(\w+)\.py (.*)$", text, re.MULTILINE)
+    assert {name for name, _ in commands} >= {"translation", "summarization", "clm", "mlm", "dialogue"}
+
+    class Understood(Exception):
+        pass
+
+    def parsed(classes: tuple, argv: list[str]) -> tuple:
+        parse(classes, argv)
+        raise Understood
+
+    for name, flags in commands:
+        monkeypatch.setattr(example(name), "parse", parsed)
+        with pytest.raises(Understood):
+            example(name).main(shlex.split(flags))

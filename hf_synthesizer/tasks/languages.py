@@ -20,8 +20,9 @@ def speak(
 ) -> None:
     """Say what is translated into what, in place.
 
-    mBART, M2M100 and NLLB have a token for each language, one before the source and one with which the target starts; T5 takes the
-    prefix; Marian knows one pair and is told nothing.
+    mBART, mBART-50, M2M100 and NLLB have a token for each language. Where a target starts with it, it is forced to be the first that
+    is generated; where it stands at the end (mBART), the model moves it to the front, and generation starts from it. T5 takes the prefix;
+    Marian knows one pair and is told nothing.
 
     Args:
         model: an encoder-decoder.
@@ -48,10 +49,12 @@ def speak(
                 f"{', '.join(_some(speaker))} do."
             )
     speaker.src_lang, speaker.tgt_lang = source, target
-    model.generation_config.forced_bos_token_id = _token(speaker, target)
-    if model.config.model_type.removeprefix("synthesizer_") == "mbart":
-        model.config.decoder_start_token_id = _token(speaker, target)
-        model.generation_config.decoder_start_token_id = _token(speaker, target)
+    token, settings = _token(speaker, target), model.generation_config
+    if speaker(text_target="a")["input_ids"][0] == token:
+        settings.forced_bos_token_id = token
+    else:
+        settings.forced_bos_token_id = None
+        settings.decoder_start_token_id = model.config.decoder_start_token_id = token
 
 
 def _token(tokenizer: Any, language: str) -> int:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from hf_synthesizer import InvalidConfigError
 from hf_synthesizer.errors import DataError
+from hf_synthesizer.tasks import files
 from hf_synthesizer.tasks.files import FileArguments, load_splits
 from hf_synthesizer.tasks.perplexity import perplexity_of, sums
 from hf_synthesizer.tasks.training import parse
@@ -55,6 +56,17 @@ def test_a_limit_and_streaming(tmp_path: Path) -> None:
         arguments = FileArguments(train_file=str(path), max_train_samples=4)
         rows = list(load_splits(arguments, streaming=streaming)["train"])
         assert [row["text"].strip() for row in rows] == sentences(9, 0)[:4]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(files, "load_dataset", unreachable)
+    with pytest.raises(DataError, match="nobody/nothing cannot be had from the Hub .ConnectionError.* --train_file"):
+        load_splits(FileArguments(dataset_name="nobody/nothing"))
+    with pytest.raises(DataError, match="Name the data once"):
+        load_splits(FileArguments(dataset_name="nobody/nothing", train_file="train.txt"))
 
 
 @pytest.mark.parametrize(

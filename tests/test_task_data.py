@@ -83,6 +83,8 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
         ("summarization", ["--train_file={}/hole.json"], "no column text or article .* name --text_column"),
         ("summarization", ["--train_file={}/hole.json", "--do_eval"], "no column text"),
         ("clm", ["--train_file={}/short.txt"], "less than one block of 512 tokens"),
+        ("clm", ["--train_file={}/blank.json"], "less than one block of 512 tokens"),
+        ("mlm", ["--train_file={}/blank.json", "--line_by_line"], "less than one block of 512 tokens"),
         ("clm", ["--train_file={}/hole.json", "--text_column=body"], "no column 'body': the columns are de, en"),
         ("clm", ["--validation_file={}/short.txt"], "--do_train needs train data: name --train_file"),
         ("dialogue", ["--train_file={}/hole.json"], "no column history and reply, or dialogue"),
@@ -93,6 +95,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
 def test_bad_data_is_one_sentence_before_training(name: str, flags: list[str], message: str, tmp_path: Path) -> None:
     write_json(tmp_path / "hole.json", [{"de": "ein", "en": "a"}, {"de": "hund", "en": ""}])
     write_json(tmp_path / "talk.json", [{"dialogue": ["a", "b"]}, {"dialogue": ["a", ""]}])
+    write_json(tmp_path / "blank.json", [{"text": ""}, {"text": ""}])
     write_json(tmp_path / "lone.json", [{"dialogue": ["a"]}])
     (tmp_path / "two").mkdir()
     for file in ("train.doc", "empty.json", "two/train-1.txt", "two/train-2.txt"):
@@ -100,7 +103,8 @@ def test_bad_data_is_one_sentence_before_training(name: str, flags: list[str], m
     (tmp_path / "uneven.de").write_text("ein\nder\nmann\n")
     (tmp_path / "uneven.en").write_text("a\nthe\n")
     write_text(tmp_path / "short.txt", 2, 0)
-    model = write_model("llama" if name in ("clm", "dialogue") else "t5", tmp_path / "model")
+    kind = {"clm": "llama", "dialogue": "llama", "mlm": "bert"}.get(name, "t5")
+    model = write_model(kind, tmp_path / "model")
     languages = ["--source_lang=de", "--target_lang=en"] if name == "translation" else []
     given = [flag.format(tmp_path) for flag in flags]
     with pytest.raises(DataError, match=message) as caught:

@@ -168,15 +168,14 @@ def _lines(
     rows: dict[str, list], column: str, tokenizer: PreTrainedTokenizerBase, length: int, labelled: bool
 ) -> dict[str, list]:
     texts = [text for text in rows[column] if text and not text.isspace()]
-    return dict(tokenizer(texts, truncation=True, max_length=length, return_attention_mask=True))
+    return _tokens(texts, tokenizer, truncation=True, max_length=length)
 
 
 def _blocks(
     rows: dict[str, list], column: str, tokenizer: PreTrainedTokenizerBase, length: int, labelled: bool
 ) -> dict[str, list]:
     """All texts one after the other, cut into blocks; what is left over at the end goes."""
-    texts = [text for text in rows[column] if text]
-    encoded = tokenizer(texts, verbose=False)
+    encoded = _tokens([text for text in rows[column] if text], tokenizer, verbose=False)
     joined = {name: [token for row in values for token in row] for name, values in encoded.items()}
     total = len(joined["input_ids"]) // length * length
     blocks = {
@@ -185,6 +184,13 @@ def _blocks(
     if labelled:
         blocks["labels"] = [list(block) for block in blocks["input_ids"]]
     return blocks
+
+
+def _tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase, **options: Any) -> dict[str, list]:
+    """What the model reads of each text; a tokenizer fails on no texts at all."""
+    if not texts:
+        return {name: [] for name in tokenizer.model_input_names}
+    return dict(tokenizer(texts, **options))
 
 
 def rows_for_transfer(encoded: dict[str, Any], conversion: ConversionArguments, seed: int) -> list[dict[str, Any]]:

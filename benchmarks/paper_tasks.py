@@ -274,6 +274,8 @@ class Translation(TextToText):
                 max_position_embeddings=size.max_length,
                 attention_dropout=0.0,
                 dropout=0.1,
+                scale_embedding=True,  # else positions drown the words
+                init_std=size.width**-0.5,
                 pad_token_id=0,
                 eos_token_id=1,
                 forced_eos_token_id=1,

@@ -50,7 +50,9 @@ def test_a_run_has_three_points_and_none_is_measured_twice(
         assert list(results[name.format(by)]["points"]) == ["closed", "transfer", "finetuned"]
     some = results[name.format("heads")]
     assert sum(map(len, some["layers"].values())) == 3 and 0.5 < some["cache_share"] < 1
-    assert some["points"]["transfer"]["transfer_steps"] == 3 and len(some["points"]["finetuned"]["tried"]) == 2
+    assert some["points"]["transfer"]["transfer_steps"] == 1
+    alike = [results[one]["points"]["finetuned"] for one in ("sst2-stock-seed0", name.format("heads"))]
+    assert [(one["epochs"], one["learning_rate"], one["finetuned_rows"]) for one in alike] == [(1, 5e-5, 12)] * 2
     assert list(results[name.format("layers")]["layers"].values()) == [None]
     heads.main(chosen)
     assert "3 of 3 runs are there" in capsys.readouterr().out

@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None) -> None:
         writer.writerows(rows)
 
 
+@torch.no_grad()
 def measure(bench: heads.Bench, task: str, batches: int) -> list[dict[str, object]]:
     """One line for each order, and one for `dense`."""
     teacher = bench.stock_teacher(heads.Run(task, "stock", "heads", 0, 0))
@@ -155,5 +156,4 @@ def divergence(call: Call, keys: torch.Tensor, means: MeanStates) -> float:
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    main()

@@ -206,14 +206,12 @@ def spread(values: list[float]) -> str:
 
 def plot(results: Results, path: Path) -> None:
     """Quality against the share of synthesized heads; the published points are drawn as such."""
-    figure = Figure((9.5, 3.8), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
+    titles = {"closed": "closed form alone: nothing was trained", "finetuned": "after one epoch more"}
+    points = [point for point in titles if any(row["share"] and point in row["points"] for row in results)]
+    figure = Figure((1.5 + 4.5 * len(points), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(points), sharey=True, squeeze=False)[0]
     colours = {"random": "#0072b2", "random+salience": "#d55e00", "dense+salience": "#009e73"}
-    panels = (
-        ("closed", axes[0], "closed form alone: nothing was trained"),
-        ("finetuned", axes[1], "after one epoch more"),
-    )
-    for point, axis, title in panels:
+    for point, axis in zip(points, axes, strict=True):
         for variant, by in LINES:
             drawn = {share: by_task(results, variant, by, share, point) for share in SHARES}
             shares = [share for share, found in drawn.items() if found]
@@ -234,7 +232,7 @@ def plot(results: Results, path: Path) -> None:
         axis.plot(*zip(*PUBLISHED.items(), strict=True), "*", color="black", markersize=10, fillstyle="none",
                   label="PAPA's own, published: other models, six tasks;\n“nearly nothing” at 50 %, −8 % at 100 %")  # fmt: skip
         axis.axhline(100, color="black", linewidth=1)
-        axis.set_title(title, fontsize=10)
+        axis.set_title(titles[point], fontsize=10)
         axis.set_xlabel("heads that compare no tokens, %")
         axis.set_xticks([0, *SHARES])
         axis.set_ylim(60, 104)

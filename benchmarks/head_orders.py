@@ -37,6 +37,8 @@ from hf_synthesizer.transfer.observe import observing, pair_layers  # noqa: E402
 from hf_synthesizer.transfer.suggest import change_of_answers, head_costs  # noqa: E402
 
 SHARES = (0.5, 0.75, 0.9, 0.95)
+AVERAGED = 20
+"""Batches that the closed form is made of."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -73,7 +75,7 @@ def measure(bench: heads.Bench, task: str, variant: str, batches: int) -> list[d
     teacher = bench.stock_teacher(heads.Run(task, "stock", "heads", 0, 0))
     student = patch_model(copy.deepcopy(teacher), variant, max_length=heads.benchmark.MAX_LENGTH)
     loader = bench.batches(heads.benchmark.unlabelled(bench.rows(task)["train"]), 0)
-    transfer_attention(student, teacher, loader, method="average", progress=False)
+    transfer_attention(student, teacher, loader, method="average", average_batches=AVERAGED, progress=False)
     pairs = pair_layers(student, teacher)
     number = {pair.label: pair.student.dimensions[1] for pair in pairs}
     rows = [dict(batch) for batch in itertools.islice(loader, 2 * batches)]

@@ -17,6 +17,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    ModernBertConfig,
     OPTConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -150,6 +151,26 @@ def test_projections_are_kept_for_the_comparing_heads_alone() -> None:
     assert llama.v_proj.weight.shape == (16, 32)
 
 
+def test_one_projection_of_all_three_is_cut_for_the_comparing_heads_as_well() -> None:
+    """One comparing head of four, eight wide: 24 rows of queries, keys and values, and the other heads' values beside them."""
+    modernbert = AutoModel.from_config(
+        ModernBertConfig(local_attention=8, **SIZES, cls_token_id=1, sep_token_id=2)
+    ).eval()
+    for model, name in ((causal_model("neox"), "query_key_value"), (modernbert, "Wqkv")):
+        ids = torch.randint(3, 64, (2, 9))
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            wanted = model(input_ids=ids, output_attentions=True).attentions[0][:, 2]
+        patched = patch_model(model, spec([("random", [0, 1, 3])]))
+        layer = next(module for module in patched.modules() if hasattr(module, "synthesizer"))
+        assert layer.stock[name].weight.shape == (24, 32) and layer.stock.value.weight.shape == (24, 32)
+        with torch.no_grad():
+            found = patched(input_ids=ids, output_attentions=True).attentions[0][:, 2]
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        adapted = lora_config_for(patched, r=2).target_modules
+        assert f"stock.{name}" in str(adapted) and "stock.value" in str(adapted)
+
+
 @pytest.mark.parametrize("head", ["BertModel", "T5EncoderModel", "T5ForConditionalGeneration"])
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 def test_backends_agree_and_attentions_are_in_the_order_of_heads(head: str, padding: str) -> None:
@@ -180,7 +201,7 @@ def test_backends_agree_and_attentions_are_in_the_order_of_heads(head: str, padd
 
 @pytest.mark.parametrize("name", ["bart", "vit", "distilbert", "albert", "modernbert"])
 def test_encoders_of_every_kind_of_face(name: str) -> None:
-    from transformers import AlbertConfig, DistilBertConfig, ModernBertConfig, ViTConfig
+    from transformers import AlbertConfig, DistilBertConfig, ViTConfig
 
     config: Any = {
         "bart": lambda: BartConfig(
@@ -209,7 +230,7 @@ def test_encoders_of_every_kind_of_face(name: str) -> None:
 # ---- as for whole layers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "neox"])
 def test_saved_and_loaded_and_unpatched(tmp_path: Path, name: str) -> None:
     stock = causal_model(name)
     ids = torch.randint(3, 64, (2, 7))
@@ -238,7 +259,7 @@ def test_config_json_names_heads_that_the_model_does_not_have(tmp_path: Path) ->
         type(model).from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("name", ["bert", "llama", "neox"])
 def test_lora_trains_the_groups_whole_and_adapts_the_heads_that_compare(name: str) -> None:
     from peft import get_peft_model
 
@@ -249,7 +270,7 @@ def test_lora_trains_the_groups_whole_and_adapts_the_heads_that_compare(name: st
     adapted = get_peft_model(model, lora_config_for(model, r=2))
     torch.testing.assert_close(adapted(input_ids=ids).logits, before)
     trained = {key for key, parameter in adapted.named_parameters() if parameter.requires_grad}
-    query = "groups.stock.query.lora_A" if name == "bert" else "q_proj.lora_A"
+    query = {"bert": "groups.stock.query.lora_A", "neox": "stock.query_key_value.lora_A"}.get(name, "q_proj.lora_A")
     for part in ("groups.0.modules_to_save", "groups.1.modules_to_save", query):
         assert any(part in key for key in trained), part
     adapted.train()(input_ids=ids, labels=ids).loss.backward()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes the tables of the README and of docs/performance.md from benchmarks/results, between pairs of comments.
+"""Writes the tables of the documents from benchmarks/results, between pairs of comments.
 
     python benchmarks/tables.py            # writes them
     python benchmarks/tables.py --check    # only says whether documents and results agree
@@ -20,7 +20,6 @@ from blocks import CHOOSING
 from records import RESULTS, ROOT, Row, read
 
 DOCUMENTS = (
-    ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs" / name for name in ("models.md", "performance.md", "real_weights.md", "sparse.md")),
 )

@@ -16,7 +16,6 @@ version = release = hf_synthesizer.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "repository_links"]
 exclude_patterns = ["_build"]
-suppress_warnings = ["toc.empty_glob"]  # pages that may come, such as tasks
 html_theme = "furo"
 html_title = f"{project} {release}"
 html_math_renderer = "mathml"

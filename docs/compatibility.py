@@ -78,7 +78,8 @@ def matrix(claims: Claims) -> str:
     for feature in FEATURES:
         cells = [cell(claims.get((feature, kind), {})) for kind in KINDS]
         lines.append(f"| {feature} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    legend = [f"- *{kind}*: {variants}" for kind, variants in KINDS.items()]
+    return "\n".join([*lines, "", "Kinds of variant, as the columns name them:", "", *legend])
 
 
 def cell(found: dict[bool, list[Test]]) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes the tables of the README and of docs/performance.md from benchmarks/results, between pairs of comments.
+"""Writes the tables of the documents from benchmarks/results, between pairs of comments.
 
     python benchmarks/tables.py            # writes them
     python benchmarks/tables.py --check    # only says whether documents and results agree
@@ -15,11 +15,12 @@ import sys
 from collections.abc import Callable
 
 import coverage_table
+import covered_lines
 from blocks import CHOOSING
 from records import RESULTS, ROOT, Row, read
 
 DOCUMENTS = (
-    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs" / name for name in ("models.md", "performance.md", "real_weights.md", "sparse.md")),
 )
 PLACE = re.compile(r"(<!-- table: ([a-z0-9_-]+) \(benchmarks/tables\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -334,6 +335,11 @@ def unbuilt() -> str:
     return markdown(*coverage_table.not_served("not built"))
 
 
+def covered() -> str:
+    """How much of the package the tests run."""
+    return markdown(*covered_lines.table()) if covered_lines.FILE.exists() else "Not measured yet: `make coverage`."
+
+
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
@@ -358,6 +364,7 @@ TABLES: dict[str, Callable[[], str]] = {
         served,
         refused,
         unbuilt,
+        covered,
     )
 }
 

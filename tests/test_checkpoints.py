@@ -102,6 +102,7 @@ def test_round_trip_is_bit_equal(checkpoints, in_a_new_process, variant: str, he
     assert in_a_new_process[name] == owed
 
 
+@pytest.mark.feature("save_pretrained and the Auto classes", kinds=["hybrids"])
 @pytest.mark.parametrize("head", [ENCODER, SEQ2SEQ])
 def test_hybrids_and_layer_choices_travel(tmp_path: Path, head: str) -> None:
     spec = {0: SynthesizerConfig("factorized_random", rank=3), 1: "dense+salience"}

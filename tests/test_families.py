@@ -54,6 +54,7 @@ def test_drop_in_classes_are_built_like_the_stock_ones() -> None:
     assert [t.shape for t in ours.eval()(hidden_states)] == [t.shape for t in stock.eval()(hidden_states)]
 
 
+@pytest.mark.feature("eager and sdpa backends")
 @matrix(*HEADS, faces=WITH_SDPA)
 @pytest.mark.parametrize("padding", ["none", "right", "left", "full"])
 def test_backends_agree(variant: str, head: str, padding: str) -> None:
@@ -79,6 +80,7 @@ def visible(output: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tens
     return output[keep.any(-1)]
 
 
+@pytest.mark.feature("output_attentions")
 @matrix(*HEADS)
 def test_recorded_attentions_and_hidden_states(variant: str, head: str) -> None:
     model, inputs = patched(head, variant), batch(head)
@@ -125,6 +127,7 @@ def test_inputs_embeds(variant: str, head: str) -> None:
         torch.testing.assert_close(first_output(model(inputs_embeds=embeds, **inputs)), expected)
 
 
+@pytest.mark.feature("gradient checkpointing")
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 @matrix(*HEADS, faces=CHECKPOINTING)
 def test_gradient_checkpointing(variant: str, head: str, reentrant: bool) -> None:
@@ -185,6 +188,7 @@ def test_dropout_keeps_the_mean() -> None:
         torch.testing.assert_close(mean, expected, rtol=0.1, atol=0.08)
 
 
+@pytest.mark.feature("bfloat16")
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @matrix(*HEADS)
 def test_bfloat16(variant: str, head: str, backend: str) -> None:
@@ -202,6 +206,7 @@ def test_bfloat16(variant: str, head: str, backend: str) -> None:
     torch.testing.assert_close(half.float(), expected, rtol=5e-2, atol=5e-2 * scale)
 
 
+@pytest.mark.feature("autocast")
 @matrix(*HEADS)
 def test_autocast_trains(variant: str, head: str) -> None:
     model, inputs = patched(head, variant).train(), batch(head)
@@ -213,6 +218,7 @@ def test_autocast_trains(variant: str, head: str) -> None:
     assert all(grad is not None and grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
 
 
+@pytest.mark.feature("torch.compile in one graph")
 @pytest.mark.parametrize("head", ["BertModel", "T5EncoderModel"])
 @pytest.mark.parametrize("padding", ["none", "right"])
 def test_compiles_as_one_graph(variant: str, head: str, padding: str) -> None:

@@ -151,6 +151,7 @@ def test_another_model_of_the_process_is_not_affected(family: str) -> None:
     assert len(stock(**inputs, output_attentions=True)[-1 if family == "bert" else "decoder_attentions"]) == 2
 
 
+@pytest.mark.feature("deepcopy and pickle")
 @matrix("BertForSequenceClassification", "T5ForConditionalGeneration")
 def test_deepcopy_and_pickle(variant: str, head: str) -> None:
     model, inputs = patch_model(build(head), variant), batch(head)

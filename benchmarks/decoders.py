@@ -68,15 +68,14 @@ class Run:
     def name(self) -> str:
         return f"{self.variant}-{self.share}-{self.by}-seed{self.seed}"
 
-    @property
-    def path(self) -> Path:
-        return RESULTS / f"{self.name}.json"
+    def path(self, folder: Path) -> Path:
+        return folder / f"{self.name}.json"
 
-    def read(self) -> dict[str, Any]:
-        return json.loads(self.path.read_text()) if self.path.exists() else {}
+    def read(self, folder: Path) -> dict[str, Any]:
+        return json.loads(self.path(folder).read_text()) if self.path(folder).exists() else {}
 
-    def missing(self, points: list[str]) -> list[str]:
-        return [point for point in points if point not in self.read().get("points", {})]
+    def missing(self, points: list[str], folder: Path) -> list[str]:
+        return [point for point in points if point not in self.read(folder).get("points", {})]
 
 
 def all_runs() -> list[Run]:
@@ -98,7 +97,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
     parser.add_argument("--work_dir", type=Path, default=Path("outputs/decoders"), help="where suggestions are kept")
     parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
-    parser.add_argument("--quick", action="store_true", help="few windows and steps, to show that everything works")
+    parser.add_argument("--quick", action="store_true", help="few windows and steps, to try it; kept in --work_dir")
     return parser.parse_args(argv)
 
 
@@ -107,26 +106,27 @@ def main(argv: list[str] | None = None) -> None:
     arguments = arguments_of(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    arguments.results = arguments.work_dir / "quick" if arguments.quick else RESULTS
     if arguments.quick:
         arguments.windows, arguments.max_length, arguments.transfer_steps = 8, 16, 3
     runs = [run for run in all_runs() if not arguments.only or run.name in arguments.only]
-    missing = [run for run in runs if run.missing(arguments.points)]
+    missing = [run for run in runs if run.missing(arguments.points, arguments.results)]
     if arguments.list:
         for run in runs:
-            print(f"{', '.join(run.missing(arguments.points)) or 'there':28} {run.name}")
+            print(f"{', '.join(run.missing(arguments.points, arguments.results)) or 'there':28} {run.name}")
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are there", flush=True)
     if arguments.list:
         return
     if arguments.weights is None:
         sys.exit("Name the model: --weights FOLDER (benchmarks/fetch_weights.py makes it).")
     bench = Bench(arguments)
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    arguments.results.mkdir(parents=True, exist_ok=True)
     for run in missing:
-        for point in run.missing(arguments.points):
+        for point in run.missing(arguments.points, arguments.results):
             result = bench.measure(run, point)
-            temporary = run.path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(result, indent=1) + "\n")
-            temporary.replace(run.path)
+            path = run.path(arguments.results)
+            path.with_suffix(".tmp").write_text(json.dumps(result, indent=1) + "\n")
+            path.with_suffix(".tmp").replace(path)
             found, stock = result["points"][point]["perplexity"], result["stock_perplexity"]
             print(f"{run.name} {point}: {found:.2f}, {found / stock:.2f} times stock's", flush=True)
 
@@ -186,6 +186,7 @@ class Bench:
                 COSTS,
                 [share / 100 for share in SHARES],
                 batches=-(-MEASURED // self.arguments.batch_size),
+                autocast=torch.bfloat16,
                 max_length=self.arguments.max_length,
             )
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +221,7 @@ class Bench:
                 autocast=torch.bfloat16,
             )
             facts = {"steps": report.steps, "error": report.error_after, "seconds": time.process_time() - started}
-        result = run.read() or {**asdict(run), **self.setting(plan), "points": {}}
+        result = run.read(self.arguments.results) or {**asdict(run), **self.setting(plan), "points": {}}
         result["points"][point] = {"perplexity": self.perplexity(model), **facts}
         return result
 

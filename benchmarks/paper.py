@@ -66,9 +66,8 @@ class Run:
     def name(self) -> str:
         return f"{self.task}-{self.variant}-seed{self.seed}"
 
-    @property
-    def path(self) -> Path:
-        return RESULTS / f"{self.name}.json"
+    def path(self, folder: Path) -> Path:
+        return folder / f"{self.name}.json"
 
 
 def all_runs() -> list[Run]:
@@ -91,9 +90,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
     parser.add_argument("--work_dir", type=Path, default=Path("outputs/paper"), help="where vocabularies are kept")
     parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny models and a few rows, to show that everything works"
-    )
+    parser.add_argument("--quick", action="store_true", help="tiny models and few rows, to try it; kept in --work_dir")
     return parser.parse_args(argv)
 
 
@@ -103,7 +100,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     runs = [run for run in all_runs() if wanted(run, arguments)]
-    missing = [run for run in runs if not run.path.exists()]
+    folder = arguments.work_dir / "quick" / "results" if arguments.quick else RESULTS
+    missing = [run for run in runs if not run.path(folder).exists()]
     if arguments.list:
         for run in runs:
             print(f"{'missing' if run in missing else 'there':8} {run.name}")
@@ -111,15 +109,15 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.list:
         return
     code = commit()
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, group in itertools.groupby(missing, key=lambda run: run.task):
         task = TASKS[name](arguments.data, arguments.work_dir, arguments.weights, arguments.quick)
         for run in group:
             print(f"\n{run.name}", flush=True)
             result = {**measure(task, run), "commit": code}
-            temporary = run.path.with_suffix(".tmp")
+            temporary = run.path(folder).with_suffix(".tmp")
             temporary.write_text(json.dumps(result, indent=1) + "\n")
-            temporary.replace(run.path)
+            temporary.replace(run.path(folder))
             print(f"{run.name}: {task.score} {result['score']:.3f} ({result['train_seconds']:.0f} s)", flush=True)
 
 

@@ -18,13 +18,10 @@ bench = load("decoders")
 def test_the_runs_are_the_table_that_was_promised() -> None:
     runs = bench.all_runs()
     assert {(run.share, run.by) for run in runs} == {(25, "heads"), (25, "layers"), (50, "heads"), (50, "layers")}
-    assert len(set(runs)) == len(runs) == len({run.path for run in runs})
+    assert len(set(runs)) == len(runs) == len({run.name for run in runs})
 
 
-def test_a_run_has_three_points_and_none_is_measured_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(bench, "RESULTS", tmp_path / "results")
+def test_a_run_has_three_points_and_none_is_measured_twice(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     weights = write_model("llama", tmp_path / "weights")
     (tmp_path / "lm").mkdir()
     for split in ("train", "test"):
@@ -40,7 +37,7 @@ def test_a_run_has_three_points_and_none_is_measured_twice(
     ]
     bench.main([*asked, "--points", "fresh"])
     bench.main(asked)
-    results = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").glob("*.json")}
+    results = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "work" / "quick").glob("*.json")}
     assert set(results) == set(names)
     for row in results.values():
         assert list(row["points"]) == ["fresh", "closed", "transfer"] and row["stock_perplexity"] > 1

@@ -18,9 +18,10 @@ from hf_synthesizer import InvalidConfigError
 from hf_synthesizer.errors import DataError
 from hf_synthesizer.tasks import files
 from hf_synthesizer.tasks.files import FileArguments, load_splits
+from hf_synthesizer.tasks.masking import masker
 from hf_synthesizer.tasks.perplexity import perplexity_of, sums
 from hf_synthesizer.tasks.training import parse
-from tests.task_rows import pairs, sentences, write_json, write_model, write_parallel, write_text
+from tests.task_rows import pairs, sentences, tokenizer, write_json, write_model, write_parallel, write_text
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LANGUAGES = ("de", "en")
@@ -158,6 +159,24 @@ def test_the_command_line_reports_bad_data_in_one_line(
     monkeypatch.setattr(sys, "argv", [f"run_{name}.py", *given])
     with pytest.raises(SystemExit, match=f"^error: {path} does not exist.$"):
         runpy.run_path(str(EXAMPLES / f"run_{name}.py"), run_name="__main__")
+
+
+def test_masks_hide_words_as_bert_was_taught_and_never_special_tokens() -> None:
+    words = tokenizer()
+    batch = {"input_ids": torch.randint(5, len(words), (200, 60))}
+    batch["input_ids"][:, ::6] = 1
+    masked = masker(words, 0.15)
+    found = masked(batch, torch.Generator().manual_seed(0))
+    guessed = found["labels"] != -100
+    ids, seen = batch["input_ids"], found["input_ids"]
+    assert not guessed[:, ::6].any() and torch.equal(found["labels"][guessed], ids[guessed])
+    assert torch.equal(seen[~guessed], ids[~guessed])
+    share = guessed.float().mean().item() * 6 / 5
+    hidden = (seen == words.mask_token_id)[guessed].float().mean().item()
+    replaced = ((seen != ids) & (seen != words.mask_token_id))[guessed].float().mean().item()
+    assert (share, hidden, replaced) == pytest.approx((0.15, 0.8, 0.1), abs=0.03)
+    again = masked(batch, torch.Generator().manual_seed(0))
+    assert torch.equal(again["input_ids"], seen)
 
 
 def test_perplexity_counts_tokens_whatever_the_batches() -> None:

@@ -207,7 +207,10 @@ def test_a_masked_language_model(lines: bool, folder: Path, tmp_path: Path) -> N
     more = ["--variant=dense+salience", "--transfer_steps=3", *(["--line_by_line"] if lines else [])]
     metrics = mlm.main(modelling(folder, tmp_path, *more, model="bert"))
     assert 1 < metrics["eval_perplexity"] < 100 and 0 <= metrics["eval_accuracy"] <= 1
-    assert metrics["eval_samples"] == (30 if lines else metrics["eval_samples"])
+    assert not lines or metrics["eval_samples"] == 30
+    again = [flag for flag in modelling(folder, tmp_path / "again", *more[2:]) if flag != "--do_train"]
+    again = mlm.main([*again, f"--model_name_or_path={tmp_path}"])
+    assert again["eval_perplexity"] == pytest.approx(metrics["eval_perplexity"], rel=1e-5)  # the same masks
 
 
 # ---- dialogue ---------------------------------------------------------------------------------------------------

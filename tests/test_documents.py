@@ -25,19 +25,27 @@ from tests.hub_server import HubServer, hub  # noqa: F401
 WITH_CODE = [
     name for name in DOCUMENTS if name != "CONTRIBUTING.md" and python_of(name)
 ]  # whose examples test_contributing runs
+PUSHING = ("docs/quickstart.md", "docs/checkpoints.md", "docs/training.md")
+"""What pushes to the Hub, whose address a process reads once, or starts a group of processes."""
 LINK = re.compile(r"(?<!`)\[[^\]\n]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
 
 
-@pytest.mark.xdist_group("hub")
-@pytest.mark.parametrize("name", WITH_CODE)
-def test_the_code_of_a_document_runs(name: str, tmp_path: Path, hub: HubServer) -> None:  # noqa: F811
-    """In a folder where the models are tiny, and "nyu-mll/glue" is tiny data, beside a Hub to push to."""
+@pytest.mark.parametrize("name", [name for name in WITH_CODE if name not in PUSHING])
+def test_the_code_of_a_document_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder where the models are tiny, and "nyu-mll/glue" is tiny data."""
     write_world(tmp_path)
-    program = program_of(name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    document = ModuleType("document")
+    exec(compile(program_of(name, tmp_path), name, "exec"), document.__dict__)
+
+
+@pytest.mark.parametrize("name", PUSHING)
+def test_the_code_of_a_document_pushes(name: str, tmp_path: Path, hub: HubServer) -> None:  # noqa: F811
+    """The same in a process of its own, beside a Hub to push to."""
+    write_world(tmp_path)
     environment = {**hub.environment(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, env=environment
-    )
+    command = [sys.executable, "-c", program_of(name, tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     if name == "docs/quickstart.md":
         assert "accuracy" in done.stdout and "'label': 'LABEL_" in done.stdout

@@ -9,10 +9,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from records import RESULTS, read
+from records import RESULTS, Row, read
 
 from hf_synthesizer.plots import plot_lengths, save
-from hf_synthesizer.plots.lengths import MEMORY, SPEED, curves
+from hf_synthesizer.plots.lengths import MEMORY, curves
+
+SPEED = ("same_library_speedup", "times as fast as stock SDPA, same library")
+
+
+def here(rows: list[Row]) -> list[Row]:
+    """The lines of one processor, at all it can do: that of the last line that was measured."""
+    last = max(rows, key=lambda row: (row.get("held_to", "") == "", row["date"]))["cpu"]
+    return [row for row in rows if row["cpu"] == last and not row.get("held_to")]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -21,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     folder = parser.parse_args(argv).results
     for file, (column, label) in (("attention", SPEED), ("memory", MEMORY)):
-        for name, variants in curves(read(folder / f"{file}.csv"), column):
+        for name, variants in curves(here(read(folder / f"{file}.csv")), column):
             kind = "speed" if file == "attention" else "memory"
             save(plot_lengths(variants, label, name.replace("-", ", ")), folder / f"{kind}-{name}.png", dpi=110)
 

@@ -9,12 +9,12 @@ import torch
 from ..logits import Grouped, Logits, Sparse
 from ..masks import AttentionMask
 from ..tracing import as_accelerator, on_processor, traced
-from . import grouped, reference, sdpa, sparse, static, strips, tiled, triton
+from . import grouped, native, reference, sdpa, sparse, static, strips, tiled, triton
 from .terms import Terms
 
 logger = logging.getLogger(__name__)
 
-ROUTES = {"static": static, "tiled": tiled, "sdpa": sdpa, "triton": triton, "strips": strips}
+ROUTES = {"static": static, "native": native, "tiled": tiled, "sdpa": sdpa, "triton": triton, "strips": strips}
 """The fast routes, in the order in which they are asked. Each has `serves(…)` and `attend(…)`.
 
 `tiled` serves processors; on all other devices `triton` serves what it can where it runs, and `strips` whatever is left.

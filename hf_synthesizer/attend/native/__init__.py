@@ -1,0 +1,56 @@
+"""The native route: one pass in C++ over any sum of low-rank, static, outer-product and key-bias terms, on a processor.
+
+A tile of logits is made, exponentiated and multiplied with the values while it is in the cache; each thread works on rows of
+its own and waits for no other. The backward makes the tiles again from one number a row, and whether a weight is dropped is
+a function of a seed and of its place. `build` makes the library; where there is none, the other routes serve.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...masks import AttentionMask
+from ...tracing import on_processor, traced
+from ..terms import Terms
+from .build import library, reason
+
+__all__ = ["attend", "reason", "serves"]
+
+
+def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """What the kernels can do, where they are. `HF_SYNTHESIZER_NATIVE=0` turns the route off."""
+    if traced() or not on_processor(value.device) or not fits(terms, value, mask, dropout):
+        return False
+    return library() is not None
+
+
+def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """Whether the kernels can do it at all."""
+    from .operands import DTYPES, MOST_ADDED, MOST_OUTERS, added_terms
+
+    if value.dtype not in DTYPES or dropout >= 1 or len(terms.tiled) > MOST_OUTERS or type(value) is not torch.Tensor:
+        return False
+    if isinstance(mask.causal_offset, torch.Tensor) or (mask.causal_offset is not None and mask.causal_offset < 0):
+        return False
+    if value.shape[-2] == 0 or 0 in value.shape:
+        return False
+    added = added_terms(terms)
+    if len(added) > MOST_ADDED:
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad and t.shape[1] == 1 < value.shape[1] for t, _ in added):
+        return False  # a table of all heads has one gradient, which threads would have to share
+    tensors = [tensor for tensor, _ in added] + [factor for term in terms.tiled for factor in term[:2]]
+    return all(tensor.dtype in DTYPES for tensor in tensors)
+
+
+def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+    """The output (B, H, Lq, d_v)."""
+    from .autograd import attend as call
+    from .build import Library
+    from .operands import Plan
+
+    made: Library | None = library()
+    assert made is not None  # `serves` asked
+    with torch.autocast("cpu", enabled=False):
+        plan, tensors = Plan.of(terms, value, mask, dropout, made.bfloat16)
+        return call(plan, tensors)

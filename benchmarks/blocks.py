@@ -44,6 +44,7 @@ VARIANTS = (
     "factorized_dense",
     "random+salience",
     "dense+salience",
+    "factorized_dense+salience",
     "random+dot_product",
 )
 FUSED = tuple(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_synthesizer import SynthesizerAttention, gemm
-from hf_synthesizer.attend import attend, blocks, choose_route, reference, sdpa, static, tiled
+from hf_synthesizer.attend import attend, blocks, choose_route, native, reference, sdpa, static, tiled
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
 from hf_synthesizer.masks import AttentionMask
@@ -119,7 +119,7 @@ def test_fast_routes_equal_the_reference(problem) -> None:
         patch.setattr(blocks, "ROWS", problem["rows"])
         patch.setattr(static, "_ROWS", problem["rows"])
         patch.setattr(blocks, "TILE", problem["tile"])
-        for name, route in {"static": static, "tiled": tiled, "sdpa": sdpa}.items():
+        for name, route in {"static": static, "native": native, "tiled": tiled, "sdpa": sdpa}.items():
             if not route.serves(terms, value, mask, 0.0):
                 continue
             actual = route.attend(terms, value, mask)
@@ -194,20 +194,27 @@ def test_dropout_drops_and_scales() -> None:
         ("low_rank", "none", 0.0, 1, "reference"),
     ],
 )
-def test_the_rules_by_which_a_route_is_chosen(form: str, mask: str, dropout: float, length: int, route: str) -> None:
+def test_the_rules_by_which_a_route_is_chosen_without_native_kernels(
+    form: str, mask: str, dropout: float, length: int, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
     shape = (2, 2, length, length)
     logits, made = make_form(form, *shape, torch.float32), make_mask(mask, *shape, torch.float32)
     assert choose_route(Terms.of(logits, made), torch.randn(2, 2, length, 4), made, dropout) == route
 
 
 @pytest.mark.parametrize(("form", "route"), [("low_rank", "sdpa"), ("tiled", "tiled"), ("salience", "tiled")])
-def test_short_sequences_take_a_fast_route_without_a_gradient(form: str, route: str) -> None:
+def test_short_sequences_take_a_fast_route_without_a_gradient(
+    form: str, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
     logits = make_form(form, 2, 2, 8, 8, torch.float32)
     with torch.no_grad():
         assert choose_route(Terms.of(logits, AttentionMask()), torch.randn(2, 2, 8, 4), AttentionMask(), 0.0) == route
 
 
-def test_a_table_or_salience_of_great_range_takes_the_stable_route() -> None:
+def test_a_table_or_salience_of_great_range_takes_the_stable_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
     keep = key_mask(3, 6, "right").bool()[:, None, None, :]
     value = torch.randn(3, 2, 6, 4)
     for logits in (

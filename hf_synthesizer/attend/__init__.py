@@ -39,7 +39,7 @@ def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout
         return "reference"
     for name, route in ROUTES.items():
         if route.serves(terms, value, mask, dropout):
-            return "reference" if name != "static" and trains_on_few(terms, value) else name
+            return "reference" if name not in ("static", "native") and trains_on_few(terms, value) else name
     return "reference"
 
 

@@ -3,7 +3,7 @@
 The source needs no header of PyTorch, so that a build takes two seconds and serves every version of it: the matrix
 products (oneDNN's, through PyTorch's `brgemm`) and the threads (those of the OpenMP that PyTorch runs on) are handed over as
 addresses. One library is built for each instruction set, `torch.backends.cpu.get_cpu_capability()`, and kept in the user's
-cache folder under a name that holds source, compiler and instruction set.
+cache folder under a name that holds source and instruction set.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def _made() -> tuple[Library | None, str | None]:
     try:
         capability = torch.backends.cpu.get_cpu_capability()
         if sys.platform != "linux" or platform.machine() != "x86_64" or capability not in ARCHITECTURES:
-            raise Unavailable(f"they are for x86-64 with AVX2 or AVX-512 under Linux, and this is {capability}")
+            here = f"{capability} on {platform.machine()} under {platform.system()}"
+            raise Unavailable(f"they are for AVX2 and AVX-512 on x86-64 under Linux, and this is {here}")
         return _bound(_built(capability)), None
     except (Unavailable, OSError) as error:
         logger.info("hf_synthesizer runs without its native kernels: %s.", error)
@@ -73,18 +74,18 @@ def _made() -> tuple[Library | None, str | None]:
 
 def _built(capability: str) -> Path:
     """The library's file, made where it is not there yet."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise Unavailable(f"there is no C++ compiler. {ADVICE}")
     architecture = list(ARCHITECTURES[capability])
     if capability == "AVX512" and "avx512_bf16" in _processor_flags():
         architecture.append("-mavx512bf16")
     sources = sorted(SOURCE.iterdir())
-    told = [compiler, _run([*compiler.split(), "--version"]), *FLAGS, *architecture, *(s.read_text() for s in sources)]
+    told = [*FLAGS, *architecture, *(source.read_text() for source in sources)]
     name = f"{capability.lower()}-{hashlib.sha256(chr(0).join(told).encode()).hexdigest()[:16]}.so"
     file = _folder() / name
     if file.exists():
         return file
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise Unavailable(f"there is no C++ compiler. {ADVICE}")
     logger.info("Building the native kernels of hf_synthesizer for %s; they are kept as %s.", capability, file)
     with tempfile.TemporaryDirectory(dir=file.parent) as own:  # another process may build the same: the last one stays
         made = Path(own) / name
@@ -104,7 +105,13 @@ def _bound(file: Path) -> Library:
     functions = ctypes.CDLL(str(file))
     functions.hf_bind(*addresses)
     functions.hf_probe.argtypes = [ctypes.c_int64]
-    for function in (functions.hf_probe, functions.hf_forward, functions.hf_backward, functions.hf_dropout):
+    for function in (
+        functions.hf_probe,
+        functions.hf_size,
+        functions.hf_forward,
+        functions.hf_backward,
+        functions.hf_dropout,
+    ):
         function.restype = ctypes.c_int64
     if functions.hf_probe(0):
         raise Unavailable("oneDNN has no float32 brgemm for this processor")

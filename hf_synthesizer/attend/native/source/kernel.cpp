@@ -33,6 +33,9 @@ int64_t hf_probe(int64_t bfloat16) {
   }
 }
 
+// For ctypes to compare with.
+int64_t hf_size() { return sizeof(Problem); }
+
 int64_t hf_forward(const Problem* problem) {
   return problem->bfloat16_products ? share<Forward<Bfloat16>>(*problem) : share<Forward<float>>(*problem);
 }

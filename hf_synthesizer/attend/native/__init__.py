@@ -14,7 +14,7 @@ from ...tracing import on_processor, traced
 from ..terms import Terms
 from .build import library, reason
 
-__all__ = ["attend", "reason", "serves"]
+__all__ = ["attend", "attend_shared", "reason", "serves", "shares"]
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
@@ -54,3 +54,32 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     with torch.autocast("cpu", enabled=False):
         plan, tensors = Plan.of(terms, value, mask, dropout, made.bfloat16)
         return call(plan, tensors)
+
+
+def shares(terms: Terms, value: torch.Tensor) -> bool:
+    """Whether the kernels make weights that are the same for all rows of the batch: static terms alone, for inference."""
+    from .operands import DTYPES
+
+    tensors = [value, *(tensor for term in terms.static for tensor in term if tensor is not None)]
+    if terms.weights is not None or traced() or not all(tensor.dtype in DTYPES for tensor in tensors):
+        return False
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return False
+    return on_processor(value.device) and type(value) is torch.Tensor and library() is not None
+
+
+def attend_shared(
+    terms: Terms, value: torch.Tensor, causal_offset: int | None, factor: torch.Tensor | None
+) -> torch.Tensor:
+    """The output (B, H, Lq, d_v) of static terms, with a factor (1 or B, 1 or H, Lk, 1) for each key's weights."""
+    from dataclasses import replace
+
+    from .autograd import forward
+    from .operands import Plan
+
+    made = library()
+    assert made is not None  # `shares` asked
+    alone = Terms(static=terms.static, query_length=terms.query_length)
+    plan, tensors = Plan.of(alone, value, AttentionMask(causal_offset=causal_offset), 0.0, made.bfloat16)
+    factor = None if factor is None else factor.detach().float().transpose(-1, -2).contiguous()
+    return forward(replace(plan, shared=True, factor=factor), tensors)[0].transpose(1, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ MOST_OUTERS, MOST_ADDED = 2, 8
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 2}
 DTYPES = (torch.float32, torch.bfloat16)
 QUERIES = 64  # of a tile in the kernels
+COLUMNS = 512  # of the values of rows of the batch that share their weights, side by side
 TOGETHER = 1 << 23  # numbers that a thread may lay out so that all rows of the batch share a table's rows
 
 
@@ -58,7 +59,8 @@ class Problem(ctypes.Structure):
         ("ends", ctypes.c_void_p),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
-        *((name, ctypes.c_int64) for name in ("threads", "parts", "together", "bfloat16_products")),
+        *((name, ctypes.c_int64) for name in ("threads", "parts", "together", "bfloat16_products", "shared")),
+        ("factor", Tensor),
         ("output", ctypes.c_void_p),
         ("normaliser", ctypes.c_void_p),
         ("gradient", Tensor),
@@ -84,6 +86,10 @@ class Plan:
     dropout: float
     seed: int
     bfloat16_products: bool
+    shared: bool = False
+    """Whether no row of the batch has weights of its own, up to `factor`."""
+    factor: torch.Tensor | None = None
+    """(1 or B, 1 or H, 1, Lk): what the weights of each key are multiplied with, before they are normalised."""
 
     @classmethod
     def of(
@@ -113,9 +119,6 @@ class Plan:
             bfloat16_products=bfloat16 and value.dtype == torch.bfloat16,
         )
         return plan, tensors
-
-    def without_dropout(self) -> Plan:
-        return replace(self, dropout=0.0)
 
     def outer_terms(self, tensors: Sequence[Any]) -> list[tuple[int, Any, Any]]:
         """(its place among the tensors, inner, outer) of each outer product."""
@@ -161,13 +164,16 @@ class Plan:
             made.added[number].weight = None if weight is None else weight.data_ptr()
         laid_out = keys * (2 if training else 1) * (made.rank + width) * batch
         shared = any(tensor.shape[2] > 1 and len(tensor) == 1 for _, tensor, _ in added)
-        made.together = batch > 1 and shared and (training or laid_out <= TOGETHER)
+        made.together = batch if shared and (training or laid_out <= TOGETHER) else 1
+        if self.shared:
+            made.shared, made.together = 1, max(1, min(batch, COLUMNS // width))
+            made.factor = described(self.factor, shape)
         made.parts = self.parts(made)
         return made
 
     def parts(self, made: Problem) -> int:
         """Into how many parts queries are cut: enough for all threads to have as much to do as the others."""
-        items = made.heads * (1 if made.together else made.batch)
+        items = made.heads * -(-made.batch // made.together)
         tiles = -(-made.queries // QUERIES)
         if made.threads == 1 or items >= 8 * made.threads:
             return 1

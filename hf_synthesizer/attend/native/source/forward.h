@@ -6,7 +6,9 @@
 namespace {
 
 // `Number` is what the products are made of. A row's largest logit so far is subtracted from it; where a later tile has a
-// larger one, what was summed is scaled down.
+// larger one, what was summed is scaled down. Where the weights are the same for all rows of the batch (`shared`), they are
+// made once and multiplied with the values of many rows side by side; a factor for each key then stands beside each row's
+// values, and what becomes of it is the denominator.
 template <class Number>
 class Forward {
  public:
@@ -14,28 +16,37 @@ class Forward {
       : problem_(problem),
         rank_(round_up(problem.rank, 2)),
         padded_(round_up(problem.keys, STEP)),
+        own_columns_(problem.width + (problem.factor.data != nullptr)),
         memory_(numbers(problem)),
         space_(problem, memory_.take(RowSpace::numbers(problem))) {
-    const int64_t group = Cut(problem).group;
-    keys_ = (Number*)memory_.take(group * padded_ * rank_);
-    values_ = (Number*)memory_.take(group * padded_ * problem.width);
-    spare_ = memory_.take(KEYS * std::max(rank_, problem.width));
+    const int64_t group = problem.together, columns = most_columns(problem);
+    keys_ = (Number*)memory_.take((problem.shared ? 1 : group) * padded_ * rank_);
+    values_ = (Number*)memory_.take((problem.shared ? 1 : group) * padded_ * columns);
+    spare_ = memory_.take(KEYS * std::max(rank_, columns));
     query_ = (Number*)memory_.take(QUERIES * rank_);
     logits_ = memory_.take(QUERIES * KEYS);
     weights_ = sizeof(Number) == 4 ? (Number*)logits_ : (Number*)memory_.take(QUERIES * KEYS / 2);
-    summed_ = memory_.take(QUERIES * problem.width);
+    summed_ = memory_.take(QUERIES * columns);
   }
 
   static int64_t numbers(const Problem& problem) {
-    const int64_t group = Cut(problem).group, rank = round_up(problem.rank, 2);
-    return RowSpace::numbers(problem) + group * round_up(problem.keys, STEP) * (rank + problem.width) +
-           KEYS * std::max(rank, problem.width) + QUERIES * (rank + 2 * KEYS + problem.width) + 16 * LANES * 8;
+    const int64_t rank = round_up(problem.rank, 2), columns = most_columns(problem);
+    return RowSpace::numbers(problem) +
+           (problem.shared ? 1 : problem.together) * round_up(problem.keys, STEP) * (rank + columns) +
+           KEYS * std::max(rank, columns) + QUERIES * (rank + 2 * KEYS + columns) + 16 * LANES * 8;
+  }
+
+  // Of the values of one row of the batch, or of all that share their weights.
+  static int64_t most_columns(const Problem& problem) {
+    return problem.shared ? problem.together * (problem.width + (problem.factor.data != nullptr)) : problem.width;
   }
 
   void work(const Item& item) {
-    for (int64_t batch = item.first_batch; batch < item.last_batch; ++batch) lay_out(item, batch);
+    columns_ = problem_.shared ? (item.last_batch - item.first_batch) * own_columns_ : problem_.width;
+    const int64_t last_batch = problem_.shared ? item.first_batch + 1 : item.last_batch;
+    for (int64_t batch = item.first_batch; batch < last_batch; ++batch) lay_out(item, batch);
     for (int64_t first = item.first_query; first < item.last_query; first += QUERIES)
-      for (int64_t batch = item.first_batch; batch < item.last_batch; ++batch)
+      for (int64_t batch = item.first_batch; batch < last_batch; ++batch)
         tile_of_queries(item, batch, first, std::min(QUERIES, item.last_query - first));
   }
 
@@ -48,13 +59,38 @@ class Forward {
       if (problem_.rank)
         lay_transposed(keys_ + (place + first) * rank_, size, problem_.key, batch, item.head, first, here, problem_.rank,
                        spare_);
-      lay_straight(values_ + (place + first) * problem_.width, problem_.value, batch, item.head, first, here, size,
-                   problem_.width, spare_);
+      Number* values = values_ + (place + first) * columns_;
+      if (problem_.shared)
+        lay_side_by_side(values, item, first, here, size);
+      else
+        lay_straight(values, problem_.value, batch, item.head, first, here, size, columns_, spare_);
     }
   }
 
+  // The values of all rows of an item for some keys, times the factor of each key, which stands beside them.
+  void lay_side_by_side(Number* to, const Item& item, int64_t first, int64_t count, int64_t size) {
+    Number* lines = sizeof(Number) == 4 ? to : (Number*)spare_;
+    for (int64_t key = 0; key < size; ++key) {
+      Number* line = lines + key * columns_;
+      for (int64_t batch = item.first_batch; batch < item.last_batch; ++batch, line += own_columns_) {
+        if (key >= count) {
+          std::memset((void*)line, 0, own_columns_ * sizeof(Number));
+          continue;
+        }
+        of_kind(problem_.value, batch, item.head, first + key,
+                [&](auto* from) { copy_row(line, from, problem_.width, problem_.width); });
+        if (problem_.factor.data) {
+          const float factor = at<float>(problem_.factor, batch, item.head, 0)[first + key];
+          scale_row(line, factor, problem_.width);
+          put(line + problem_.width, factor);
+        }
+      }
+    }
+    if (sizeof(Number) == 2) interleave((Bfloat16*)to, (const Bfloat16*)lines, size, columns_);
+  }
+
   void tile_of_queries(const Item& item, int64_t batch, int64_t first_query, int64_t rows) {
-    const int64_t all_rows = round_up(rows, 8), width = problem_.width, all_keys = keys_of(problem_, batch);
+    const int64_t all_rows = round_up(rows, 8), width = columns_, all_keys = keys_of(problem_, batch);
     const int64_t place = (batch - item.first_batch) * padded_;
     const int64_t end = std::min(all_keys, first_query + rows + problem_.causal_offset);
     if (problem_.rank)
@@ -73,7 +109,12 @@ class Forward {
       for (int64_t row = 0; row < rows; ++row) weigh(item, batch, first_query, row, first, count, size);
       multiply(all_rows, width, size, weights_, KEYS, values_ + (place + first) * width, width, summed_, width, true);
     }
-    for (int64_t row = 0; row < rows; ++row) finish(item, batch, first_query + row, row);
+    for (int64_t row = 0; row < rows; ++row)
+      if (problem_.shared)
+        for (int64_t each = item.first_batch; each < item.last_batch; ++each)
+          finish(item, each, first_query + row, row, summed_ + row * columns_ + (each - item.first_batch) * own_columns_);
+      else
+        finish(item, batch, first_query + row, row, summed_ + row * columns_);
   }
 
   // The weights of a row of a tile, up to the factor that makes their sum 1.
@@ -96,8 +137,7 @@ class Forward {
     if (before != HIDDEN && before != now) {
       const float scale = exponential(all(before - now))[0];
       total_[row] *= scale;
-      float* summed = summed_ + row * problem_.width;
-      for (int64_t column = 0; column < problem_.width; ++column) summed[column] *= scale;
+      scale_row(summed_ + row * columns_, scale, columns_);
     }
     largest_[row] = now;
     Floats total{}, rest{};
@@ -120,24 +160,23 @@ class Forward {
     total_[row] += sum(total + rest);
   }
 
-  void finish(const Item& item, int64_t batch, int64_t query, int64_t row) {
+  void finish(const Item& item, int64_t batch, int64_t query, int64_t row, float* summed) {
     const int64_t width = problem_.width, place = ((batch * problem_.queries + query) * problem_.heads + item.head) * width;
-    const bool seen = largest_[row] != HIDDEN;
-    const float scale = seen ? 1.0f / (total_[row] * (float)(1.0 - problem_.dropout)) : 0.0f;
+    const float total = problem_.factor.data ? summed[width] : total_[row] * (float)(1.0 - problem_.dropout);
+    const bool seen = largest_[row] != HIDDEN && total != 0.0f;
+    scale_row(summed, seen ? 1.0f / total : 0.0f, width);
     if (problem_.value.kind == FLOAT32)
-      add_row((float*)problem_.output + place, summed_ + row * width, scale, width, true);
-    else {
-      float* summed = summed_ + row * width;
-      for (int64_t column = 0; column < width; ++column) summed[column] *= scale;
+      std::memcpy((float*)problem_.output + place, summed, width * 4);
+    else
       copy_row((Bfloat16*)problem_.output + place, summed, width, width);
-    }
     if (problem_.normaliser)
       problem_.normaliser[number_of_row(problem_, batch, item.head, query)] =
           seen ? largest_[row] + __builtin_logf(total_[row]) : 0.0f;
   }
 
   const Problem& problem_;
-  const int64_t rank_, padded_;
+  const int64_t rank_, padded_, own_columns_;
+  int64_t columns_ = 0;
   Memory memory_;
   RowSpace space_;
   Number *keys_, *values_, *query_, *weights_;

@@ -17,8 +17,8 @@ struct Cut {
   int64_t group, groups, items, tiles, parts;
 
   explicit Cut(const Problem& problem) {
-    group = problem.together ? problem.batch : 1;
-    groups = problem.batch / group;
+    group = problem.together;
+    groups = (problem.batch + group - 1) / group;
     tiles = (problem.queries + QUERIES - 1) / QUERIES;
     parts = problem.parts;
     items = problem.heads * groups * parts;
@@ -28,7 +28,7 @@ struct Cut {
   Item item(const Problem& problem, int64_t number) const {
     const int64_t head = number / (groups * parts), rest = number % (groups * parts);
     const int64_t part = rest / groups, batch = rest % groups * group;
-    return {head, batch, batch + group, part, part * tiles / parts * QUERIES,
+    return {head, batch, std::min(batch + group, problem.batch), part, part * tiles / parts * QUERIES,
             std::min((part + 1) * tiles / parts * QUERIES, problem.queries)};
   }
 };

@@ -42,7 +42,9 @@ struct Problem {
   const int64_t* ends;                                          // (B,): keys up to the last that is seen, or null
   double dropout;
   uint64_t seed;
-  int64_t threads, parts, together, bfloat16_products;
+  int64_t threads, parts, together, bfloat16_products;          // so many rows of the batch belong to one item of work
+  int64_t shared;                                               // whether weights are the same for all rows of the batch
+  Tensor factor;                                                // (1 or B, 1 or H, 1, Lk): what they are multiplied with then
   void* output;                                                 // (B, Lq, H, width), in the values' kind
   float* normaliser;                                            // (B, H, Lq): log Σ exp of a row's logits, or null
   Tensor gradient, made;                                        // of the output, and the output, for the backward

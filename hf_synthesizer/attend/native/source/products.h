@@ -64,6 +64,13 @@ inline void copy_row(Target* to, const Source* from, int64_t count, int64_t size
   for (; column < size; ++column) put(to + column, 0.0f);
 }
 
+template <class Number>
+inline void scale_row(Number* row, float factor, int64_t count) {
+  int64_t column = 0;
+  for (; column + LANES <= count; column += LANES) store(row + column, load(row + column) * factor);
+  for (; column < count; ++column) put(row + column, number(row[column]) * factor);
+}
+
 // Rows first … first + count of a tensor, `columns` wide, as (rows, size), with zeros beyond.
 template <class Target>
 inline void copy_rows(Target* to, const Tensor& tensor, int64_t batch, int64_t head, int64_t first, int64_t count,
@@ -124,16 +131,21 @@ inline void lay_straight(float* to, const Tensor& tensor, int64_t batch, int64_t
   copy_rows(to, tensor, batch, head, first, count, rows, columns, columns);
 }
 
-// The same of bfloat16: pairs of keys interleaved, (rows / 2, columns, 2).
+// Pairs of rows interleaved: (rows, columns) to (rows / 2, columns, 2).
+inline void interleave(Bfloat16* to, const Bfloat16* from, int64_t rows, int64_t columns) {
+  for (int64_t row = 0; row < rows; row += 2) {
+    const Bfloat16 *even = from + row * columns, *odd = even + columns;
+    uint32_t* pairs = (uint32_t*)(to + row * columns);
+    for (int64_t column = 0; column < columns; ++column) pairs[column] = even[column] | (uint32_t)odd[column] << 16;
+  }
+}
+
+// The same of bfloat16: pairs of keys interleaved.
 inline void lay_straight(Bfloat16* to, const Tensor& tensor, int64_t batch, int64_t head, int64_t first, int64_t count,
                          int64_t rows, int64_t columns, float* spare) {
   Bfloat16* lines = (Bfloat16*)spare;
   copy_rows(lines, tensor, batch, head, first, count, rows, columns, columns);
-  for (int64_t row = 0; row < rows; row += 2) {
-    const Bfloat16 *even = lines + row * columns, *odd = even + columns;
-    uint32_t* pairs = (uint32_t*)(to + row * columns);
-    for (int64_t column = 0; column < columns; ++column) pairs[column] = even[column] | (uint32_t)odd[column] << 16;
-  }
+  interleave(to, lines, rows, columns);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@ namespace {
 
 // `Number` is what the products are made of. A row's largest logit so far is subtracted from it; where a later tile has a
 // larger one, what was summed is scaled down. Where the weights are the same for all rows of the batch (`shared`), they are
-// made once and multiplied with the values of many rows side by side; a factor for each key then stands beside each row's
-// values, and what becomes of it is the denominator.
+// made once and multiplied with the values of many rows side by side; where each row of the batch has a factor for each key,
+// it multiplies its values, and its sum with the weights is what they are divided by.
 template <class Number>
 class Forward {
  public:
@@ -16,7 +16,6 @@ class Forward {
       : problem_(problem),
         rank_(round_up(problem.rank, 2)),
         padded_(round_up(problem.keys, STEP)),
-        own_columns_(problem.width + (problem.factor.data != nullptr)),
         memory_(numbers(problem)),
         space_(problem, memory_.take(RowSpace::numbers(problem))) {
     const int64_t group = problem.together, columns = most_columns(problem);
@@ -27,22 +26,27 @@ class Forward {
     logits_ = memory_.take(QUERIES * KEYS);
     weights_ = sizeof(Number) == 4 ? (Number*)logits_ : (Number*)memory_.take(QUERIES * KEYS / 2);
     summed_ = memory_.take(QUERIES * columns);
+    if (problem.factor.data) {
+      factors_ = memory_.take(group * padded_);
+      totals_ = memory_.take(group * QUERIES);
+    }
   }
 
   static int64_t numbers(const Problem& problem) {
     const int64_t rank = round_up(problem.rank, 2), columns = most_columns(problem);
     return RowSpace::numbers(problem) +
            (problem.shared ? 1 : problem.together) * round_up(problem.keys, STEP) * (rank + columns) +
-           KEYS * std::max(rank, columns) + QUERIES * (rank + 2 * KEYS + columns) + 16 * LANES * 8;
+           KEYS * std::max(rank, columns) + QUERIES * (rank + 2 * KEYS + columns) +
+           problem.together * (round_up(problem.keys, STEP) + QUERIES) + 16 * LANES * 8;
   }
 
   // Of the values of one row of the batch, or of all that share their weights.
   static int64_t most_columns(const Problem& problem) {
-    return problem.shared ? problem.together * (problem.width + (problem.factor.data != nullptr)) : problem.width;
+    return problem.width * (problem.shared ? problem.together : 1);
   }
 
   void work(const Item& item) {
-    columns_ = problem_.shared ? (item.last_batch - item.first_batch) * own_columns_ : problem_.width;
+    columns_ = problem_.width * (problem_.shared ? item.last_batch - item.first_batch : 1);
     const int64_t last_batch = problem_.shared ? item.first_batch + 1 : item.last_batch;
     for (int64_t batch = item.first_batch; batch < last_batch; ++batch) lay_out(item, batch);
     for (int64_t first = item.first_query; first < item.last_query; first += QUERIES)
@@ -67,23 +71,24 @@ class Forward {
     }
   }
 
-  // The values of all rows of an item for some keys, times the factor of each key, which stands beside them.
+  // The values of all rows of an item for some keys, times the factor of each key.
   void lay_side_by_side(Number* to, const Item& item, int64_t first, int64_t count, int64_t size) {
     Number* lines = sizeof(Number) == 4 ? to : (Number*)spare_;
     for (int64_t key = 0; key < size; ++key) {
       Number* line = lines + key * columns_;
-      for (int64_t batch = item.first_batch; batch < item.last_batch; ++batch, line += own_columns_) {
+      for (int64_t batch = item.first_batch; batch < item.last_batch; ++batch, line += problem_.width) {
+        float factor = 0.0f;
+        if (problem_.factor.data) {
+          if (key < count) factor = at<float>(problem_.factor, batch, item.head, 0)[first + key];
+          factors_[(batch - item.first_batch) * padded_ + first + key] = factor;
+        }
         if (key >= count) {
-          std::memset((void*)line, 0, own_columns_ * sizeof(Number));
+          std::memset((void*)line, 0, problem_.width * sizeof(Number));
           continue;
         }
         of_kind(problem_.value, batch, item.head, first + key,
                 [&](auto* from) { copy_row(line, from, problem_.width, problem_.width); });
-        if (problem_.factor.data) {
-          const float factor = at<float>(problem_.factor, batch, item.head, 0)[first + key];
-          scale_row(line, factor, problem_.width);
-          put(line + problem_.width, factor);
-        }
+        if (problem_.factor.data) scale_row(line, factor, problem_.width);
       }
     }
     if (sizeof(Number) == 2) interleave((Bfloat16*)to, (const Bfloat16*)lines, size, columns_);
@@ -101,6 +106,7 @@ class Forward {
       largest_[row] = HIDDEN;
       total_[row] = 0.0f;
     }
+    if (problem_.factor.data) std::memset(totals_, 0, problem_.together * QUERIES * 4);
     for (int64_t first = 0; first < end; first += KEYS) {
       const int64_t here = std::min(KEYS, all_keys - first), ld = round_up(here, STEP);
       const int64_t count = std::min(here, end - first), size = round_up(count, STEP);
@@ -112,7 +118,7 @@ class Forward {
     for (int64_t row = 0; row < rows; ++row)
       if (problem_.shared)
         for (int64_t each = item.first_batch; each < item.last_batch; ++each)
-          finish(item, each, first_query + row, row, summed_ + row * columns_ + (each - item.first_batch) * own_columns_);
+          finish(item, each, first_query + row, row, summed_ + row * columns_ + (each - item.first_batch) * problem_.width);
       else
         finish(item, batch, first_query + row, row, summed_ + row * columns_);
   }
@@ -138,6 +144,7 @@ class Forward {
       const float scale = exponential(all(before - now))[0];
       total_[row] *= scale;
       scale_row(summed_ + row * columns_, scale, columns_);
+      if (problem_.factor.data) scale_row(totals_ + row * problem_.together, scale, problem_.together);
     }
     largest_[row] = now;
     Floats total{}, rest{};
@@ -158,11 +165,16 @@ class Forward {
       }
     }
     total_[row] += sum(total + rest);
+    if (problem_.factor.data)
+      for (int64_t each = item.first_batch; each < item.last_batch; ++each)
+        totals_[row * problem_.together + each - item.first_batch] +=
+            dot(factors_ + (each - item.first_batch) * padded_ + first, weights, size);
   }
 
   void finish(const Item& item, int64_t batch, int64_t query, int64_t row, float* summed) {
     const int64_t width = problem_.width, place = ((batch * problem_.queries + query) * problem_.heads + item.head) * width;
-    const float total = problem_.factor.data ? summed[width] : total_[row] * (float)(1.0 - problem_.dropout);
+    const float total = problem_.factor.data ? totals_[row * problem_.together + batch - item.first_batch]
+                                             : total_[row] * (float)(1.0 - problem_.dropout);
     const bool seen = largest_[row] != HIDDEN && total != 0.0f;
     scale_row(summed, seen ? 1.0f / total : 0.0f, width);
     if (problem_.value.kind == FLOAT32)
@@ -175,12 +187,12 @@ class Forward {
   }
 
   const Problem& problem_;
-  const int64_t rank_, padded_, own_columns_;
+  const int64_t rank_, padded_;
   int64_t columns_ = 0;
   Memory memory_;
   RowSpace space_;
   Number *keys_, *values_, *query_, *weights_;
-  float *spare_, *logits_, *summed_;
+  float *spare_, *logits_, *summed_, *factors_ = nullptr, *totals_ = nullptr;
   float largest_[QUERIES], total_[QUERIES];
 };
 

@@ -9,16 +9,6 @@ inline void add_scaled(float* to, const float* from, float factor, int64_t count
   add_row(to, from, factor, count, false);
 }
 
-template <class Source>
-inline float dot(const float* a, const Source* b, int64_t count) {
-  Floats total{};
-  int64_t column = 0;
-  for (; column + LANES <= count; column += LANES) total += load(a + column) * load(b + column);
-  float made = sum(total);
-  for (; column < count; ++column) made += a[column] * number(b[column]);
-  return made;
-}
-
 // Gradients of an outer product's factors, from those of the keys first … first + count. `inner` has zeros behind, as has
 // `inner_gradient` room.
 inline void factor_gradients(float* space, const float* gradient, const float* inner, const float* outer, int64_t a,

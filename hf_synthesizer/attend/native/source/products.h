@@ -71,6 +71,16 @@ inline void scale_row(Number* row, float factor, int64_t count) {
   for (; column < count; ++column) put(row + column, number(row[column]) * factor);
 }
 
+template <class Source>
+inline float dot(const float* a, const Source* b, int64_t count) {
+  Floats total{};
+  int64_t column = 0;
+  for (; column + LANES <= count; column += LANES) total += load(a + column) * load(b + column);
+  float made = sum(total);
+  for (; column < count; ++column) made += a[column] * number(b[column]);
+  return made;
+}
+
 // Rows first … first + count of a tensor, `columns` wide, as (rows, size), with zeros beyond.
 template <class Target>
 inline void copy_rows(Target* to, const Tensor& tensor, int64_t batch, int64_t head, int64_t first, int64_t count,

@@ -203,6 +203,27 @@ def test_the_rules_by_which_a_route_is_chosen_without_native_kernels(
     assert choose_route(Terms.of(logits, made), torch.randn(2, 2, length, 4), made, dropout) == route
 
 
+def test_low_rank_forms_take_the_stock_kernel_where_its_library_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias of keys, which wants a gradient, stands among them as one more column."""
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
+    logits, value = make_form("biased", 2, 2, 300, 300, torch.float32), torch.randn(2, 2, 300, 4)
+    for fast, route in ((False, "tiled"), (True, "sdpa")):
+        monkeypatch.setattr(tiled, "default_library_is_fast", lambda fast=fast: fast)
+        assert choose_route(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.0) == route
+    with monkeypatch.context() as patch:
+        patch.setattr(Terms, "joined_bias", None)  # whoever asked for a bias of the size of a mask would call it
+        found = attend(logits, value)[0]
+    wanted = reference.attend(logits, value, AttentionMask())[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    inputs = leaves(logits)
+    for grad, expected in zip(
+        torch.autograd.grad(found.square().sum(), inputs),
+        torch.autograd.grad(wanted.square().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("form", "route"), [("low_rank", "sdpa"), ("tiled", "tiled"), ("salience", "tiled")])
 def test_short_sequences_take_a_fast_route_without_a_gradient(
     form: str, route: str, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +82,8 @@ class Cell:
 
 
 def words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """What stands between commas; the one in the name `stock sdpa, same library` is none."""
+    return [word.strip() for word in re.split(r",(?! same library)", text) if word.strip()]
 
 
 def numbers(text: str) -> list[int]:

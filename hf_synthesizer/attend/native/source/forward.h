@@ -14,7 +14,7 @@ class Forward {
  public:
   explicit Forward(const Problem& problem)
       : problem_(problem),
-        rank_(round_up(problem.rank, 2)),
+        rank_(round_up(problem.rank, EVEN<Number>)),
         padded_(round_up(problem.keys, STEP)),
         memory_(numbers(problem)),
         space_(problem, memory_.take(RowSpace::numbers(problem))) {
@@ -91,7 +91,7 @@ class Forward {
         if (problem_.factor.data) scale_row(line, factor, problem_.width);
       }
     }
-    if (sizeof(Number) == 2) interleave((Bfloat16*)to, (const Bfloat16*)lines, size, columns_);
+    if (sizeof(Number) == 2) interleave((Bfloat16*)to, (const Bfloat16*)lines, size, columns_, columns_);
   }
 
   void tile_of_queries(const Item& item, int64_t batch, int64_t first_query, int64_t rows) {

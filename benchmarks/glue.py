@@ -47,7 +47,7 @@ from records import commit, processor  # noqa: E402
 
 from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
 from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize  # noqa: E402
-from hf_synthesizer.glue.model import ModelArguments, load_model, load_tokenizer  # noqa: E402
+from hf_synthesizer.glue.model import ModelArguments, load_model  # noqa: E402
 from hf_synthesizer.glue.tasks import Task, get_task  # noqa: E402
 from hf_synthesizer.glue.training import (  # noqa: E402
     GroupedBatches,
@@ -58,6 +58,7 @@ from hf_synthesizer.glue.training import (  # noqa: E402
     unlabelled,
 )
 from hf_synthesizer.glue.variation import special_ids, vary  # noqa: E402
+from hf_synthesizer.tasks.model import load_tokenizer  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")

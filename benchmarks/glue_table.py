@@ -28,22 +28,9 @@ from matplotlib import pyplot  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
 PROBES = ROOT / "benchmarks" / "results" / "glue_probes.csv"
-DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("glue.md", "transfer.md", "sparse.md")))
+DOCUMENTS = tuple(ROOT / "docs" / name for name in ("glue.md", "transfer.md", "sparse.md"))
 PLACE = re.compile(r"(<!-- table: ([a-z-]+) \(benchmarks/glue_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 TASKS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
-TARGETS = {
-    "random+dot_product": 0.995,
-    "hybrid": 0.99,
-    "dense+salience": 0.98,
-    "factorized_dense+salience": 0.98,
-    "random+salience": 0.98,
-    "dense": 0.97,
-    "factorized_dense": 0.97,
-    "random": 0.95,
-    "factorized_random": 0.95,
-}
-"""What the project set out to reach, with transfer: the mean score over the five tasks, relative to stock."""
-
 Results = list[dict[str, Any]]
 
 
@@ -143,43 +130,12 @@ def table(results: Results) -> str:
     return markdown(head, lines) + "\n\n" + provenance(results)
 
 
-def summary(results: Results) -> str:
-    """With transfer: the mean relative to stock beside what was aimed at, and fresh logits on the tasks that both have."""
-    lines = []
-    groups = in_order(results)
-    for (variant, transfer), rows in groups.items():
-        if not transfer:
-            continue
-        both, with_transfer, fresh = against_fresh(variant, results)
-        names = " and ".join(TASKS[task] for task in both)
-        lines.append(
-            [
-                name_of(variant, True),
-                share(rows, results),
-                aim(variant, rows, results),
-                f"{with_transfer:.1%} against {fresh:.1%} on {names}" if both else "",
-            ]
-        )
-    if not lines:
-        return "*No run with transfer is there yet: `python benchmarks/glue.py --glue_dir GLUE` makes them.*"
-    return markdown(["attention", "mean to stock", "aim", "against fresh logits"], lines)
-
-
 def against_fresh(variant: str, results: Results) -> tuple[list[str], float, float]:
     """The tasks that both transfer and fresh logits have seed 0 of, and the mean relative scores of both there."""
     groups = [[r for r in group(results).get((variant, transfer), []) if r["seed"] == 0] for transfer in (True, False)]
     both = [task for task in TASKS if all(task in {row["task"] for row in rows} for rows in groups)]
     first, second = (mean_relative([row for row in rows if row["task"] in both], results) or 0.0 for rows in groups)
     return both, first, second
-
-
-def aim(variant: str, rows: Results, results: Results) -> str:
-    """What was aimed at, and by how many points it was missed, where all tasks are there."""
-    if variant not in TARGETS:
-        return ""
-    missing = TARGETS[variant] - (mean_relative(rows, results) or 0)
-    complete = {row["task"] for row in rows} == set(TASKS)
-    return f"{TARGETS[variant]:.1%}" + (f", missed by {100 * missing:.1f}" if complete and missing > 0 else "")
 
 
 def starts(results: Results) -> str:
@@ -273,7 +229,6 @@ def with_tables(text: str, results: Results) -> str:
     """A document with its tables written anew."""
     makers = {
         "glue": lambda: table(results),
-        "glue-summary": lambda: summary(results),
         "glue-starts": lambda: starts(results),
         "glue-probes": probes,
     }

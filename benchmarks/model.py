@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Times whole models with random weights: an encoder of BERT-base's size and a decoder of T5-base's.
+"""Times whole models with random weights: encoders of BERT-base's and MiniLM's size and a decoder of T5-base's.
 
-    python benchmarks/model.py --lengths 128,512         # both models
+    python benchmarks/model.py --lengths 128,512         # all models
     python benchmarks/model.py --models bert-base --modes inference
     python benchmarks/model.py --device cuda             # or mps, xpu: on the GPU that is there
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from blocks import STOCK, VARIANTS, fuse, keep
+from blocks import CHOOSING, STOCK, VARIANTS, fuse, keep
 from decode import t5_base
 from grid import FAILURES, Cell, Measured, choices, make_quick, parser, reason, require_memory, walk, with_device
 from torch import nn
@@ -25,8 +25,10 @@ from transformers import BertConfig, BertModel, T5Model
 from hf_synthesizer import patch_model
 from hf_synthesizer.measuring.timing import Spread, interleaved
 
-MODELS = ("bert-base", "t5-base decoder")
+MODELS = ("bert-base", "minilm", "t5-base decoder")
 ENCODER_LENGTH = 128
+MINILM = dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+ENCODERS: dict[str, dict[str, Any]] = {"bert-base": {}, "minilm": MINILM}
 TINY_BERT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, vocab_size=64)
 TINY_T5 = dict(d_model=32, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=2, num_heads=4, vocab_size=64)
 FUSED = ("random (fused)", "factorized_random (fused)", "random+salience (fused)")
@@ -34,7 +36,7 @@ FUSED = ("random (fused)", "factorized_random (fused)", "random+salience (fused)
 
 def main(argv: list[str] | None = None) -> None:
     """Measure what is asked for and not there yet."""
-    made = with_device(parser(__doc__, "model.csv", (STOCK, "stock eager", *VARIANTS, *FUSED)))
+    made = with_device(parser(__doc__, "model.csv", (STOCK, "stock eager", *VARIANTS, *FUSED, *CHOOSING)))
     made.add_argument("--models", type=choices(*MODELS), default=list(MODELS))
     arguments = made.parse_args(argv)
     if arguments.quick:
@@ -87,17 +89,16 @@ def build(model: str, name: str, cell: Cell, quick: bool) -> nn.Module:
     """A model with random weights."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"attn_implementation": "eager" if name == "stock eager" else "sdpa"}
-    if model == "bert-base":
+    if model in ENCODERS:
         options |= dict(attention_probs_dropout_prob=cell.dropout, hidden_dropout_prob=0.0)
-        made: Any = BertModel(
-            BertConfig(max_position_embeddings=cell.length, **options, **(TINY_BERT if quick else {})), False
-        )
+        options |= TINY_BERT if quick else ENCODERS[model]
+        made: Any = BertModel(BertConfig(max_position_embeddings=cell.length, **options), False)
     else:
         tiny = TINY_T5 if quick else {"num_layers": 1}  # the encoder is not used
         made = T5Model(t5_base(n_positions=cell.length, dropout_rate=cell.dropout, **{**options, **tiny}))
     made = made.to(cell.torch_dtype).train(cell.train)
     if not name.startswith("stock "):
-        layers = None if model == "bert-base" else {"decoder": True}
+        layers = None if model in ENCODERS else {"decoder": True}
         patch_model(made, name.removesuffix(" (fused)"), layers=layers, max_length=cell.length)
     made = made.to(cell.device)
     return fuse(made, cell.train) if name.endswith(" (fused)") else made
@@ -111,7 +112,7 @@ def runner(model: str, made: Any, cell: Cell) -> Callable[[], object]:
         batch["attention_mask"] = keep(cell.batch_size, cell.length).long()
     batch = {name: tensor.to(cell.device) for name, tensor in batch.items()}
     forward = made
-    if model != "bert-base":
+    if model not in ENCODERS:
         width = made.config.d_model
         states = torch.randn(cell.batch_size, min(ENCODER_LENGTH, cell.length), width).to(
             cell.device, cell.torch_dtype

@@ -39,6 +39,8 @@ SETTINGS = {
     "zero1": ("deepspeed", "ZeRO stage 1"),
     "zero2": ("deepspeed", "ZeRO stage 2"),
     "zero3": ("deepspeed", "ZeRO stage 3, with attention layers as leaf modules"),
+    "plugin2": ("accelerate", "ZeRO stage 2 by accelerate's `DeepSpeedPlugin`"),
+    "plugin3": ("accelerate", "ZeRO stage 3 by accelerate's `DeepSpeedPlugin`, which names the leaf modules"),
     "tp": ("transformers", '`from_pretrained(folder, tp_plan="auto")`'),
 }
 VARIANTS = ("factorized_dense+salience", "random+dot_product", "dense", "factorized_random")
@@ -91,24 +93,8 @@ def run(setting: str, ids: torch.Tensor) -> list[float]:
         with tempfile.TemporaryDirectory() as folder:
             tiny(setting).save_pretrained(folder)
             return descent(AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto"), ids)
-    if setting.startswith("zero"):
-        import deepspeed
-
-        deepspeed.init_distributed("gloo")
-        model = tiny(setting)
-        if setting == "zero3":  # logits are lazy: what they are made of is needed until the layer ends
-            attention = {type(module) for module in model.modules() if isinstance(module, SynthesizerMixin)}
-            deepspeed.utils.set_z3_leaf_modules(model, list(attention))
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        config = {
-            "train_micro_batch_size_per_gpu": BATCH // 2,
-            "gradient_clipping": 0.0,
-            "zero_optimization": {"stage": int(setting[-1])},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        }
-        engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
-        return train(engine, own, engine.step, engine.backward)
+    if setting.startswith(("zero", "plugin")):
+        return sharded(setting, own)
     model = tiny(setting)
     if setting == "ddp":
         from accelerate import Accelerator
@@ -121,6 +107,41 @@ def run(setting: str, ids: torch.Tensor) -> list[float]:
     for layer in model.bert.encoder.layer:
         fully_shard(layer, mesh=mesh)
     return descent(fully_shard(model, mesh=mesh), own)
+
+
+def sharded(setting: str, ids: torch.Tensor) -> list[float]:
+    """ZeRO, by DeepSpeed itself or as accelerate's plugin."""
+    import deepspeed
+
+    model = tiny(setting)
+    # Logits are lazy: what they are made of is needed until the layer ends.
+    attention = {type(module) for module in model.modules() if isinstance(module, SynthesizerMixin)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH // 2,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": int(setting[-1])},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    if setting.startswith("plugin"):
+        from accelerate import Accelerator, DeepSpeedPlugin
+
+        leaves = {"transformer_moe_cls_names": ",".join(kind.__name__ for kind in attention)}
+        plugin = DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False, **(leaves if setting[-1] == "3" else {}))
+        accelerator = Accelerator(deepspeed_plugin=plugin)
+        engine, prepared = accelerator.prepare(model, optimizer)
+
+        def step() -> None:
+            prepared.step()
+            prepared.zero_grad()
+
+        return train(engine, ids, step, accelerator.backward)
+    deepspeed.init_distributed("gloo")
+    if setting == "zero3":
+        deepspeed.utils.set_z3_leaf_modules(model, list(attention))
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    return train(engine, ids, engine.step, engine.backward)
 
 
 def launch(setting: str) -> list[float]:
@@ -158,8 +179,9 @@ def main() -> None:
     rows = {row["setting"]: row for row in csv.DictReader(RESULT.open())} if RESULT.exists() else {}
     for setting in options.settings:
         package, how = SETTINGS[setting]
-        if find_spec(package) is None:
-            sys.stderr.write(f"{setting}: {package} is not installed.\n")
+        needed = {package, "deepspeed"} if setting.startswith("plugin") else {package}
+        if any(find_spec(name) is None for name in needed):
+            sys.stderr.write(f"{setting}: {' or '.join(sorted(needed))} is not installed.\n")
             continue
         found, wanted = torch.tensor(launch(setting)), torch.tensor(descent(tiny(setting), ids))
         apart = float((found - wanted).abs().max())  # not a number, if one is none

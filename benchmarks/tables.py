@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes the tables of the README and of docs/performance.md from benchmarks/results, between pairs of comments.
+"""Writes the tables of the documents from benchmarks/results, between pairs of comments.
 
     python benchmarks/tables.py            # writes them
     python benchmarks/tables.py --check    # only says whether documents and results agree
@@ -16,11 +16,13 @@ from collections.abc import Callable
 
 import attention_tables
 import coverage_table
+import covered_lines
+from blocks import CHOOSING
 from records import RESULTS, ROOT, Row, read
 from table_text import by_variant, chosen, markdown, provenance, speedup
 
 DOCUMENTS = (
-    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs" / name for name in ("models.md", "performance.md", "real_weights.md", "sparse.md")),
 )
 PLACE = re.compile(r"(<!-- table: ([a-z0-9_-]+) \(benchmarks/tables\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -72,13 +74,29 @@ def decode() -> str:
 
 def models() -> str:
     """Whole models, ragged inference."""
-    rows = read(RESULTS / "model.csv")
+    rows = [row for row in read(RESULTS / "model.csv") if row["model"] != "minilm"]
     columns = [
         (f"{model}, {length}×{batch_size}", chosen(rows, **dict(zip(names, (model, length, batch_size), strict=True))))
         for names in [("model", "length", "batch_size")]
         for model, length, batch_size in dict.fromkeys(tuple(row[name] for name in names) for row in rows)
     ]
     return by_variant(columns, speedup)
+
+
+def choosing() -> str:
+    """Whole models whose layers choose their keys: times stock eager's time; both were measured against stock SDPA."""
+    rows = read(RESULTS / "model.csv")
+    columns, eager = [], {}
+    names = ("padding", "length", "batch_size")
+    cells = dict.fromkeys(tuple(row[name] for name in names) for row in rows)
+    for conditions in sorted(cells, key=lambda cell: (int(cell[1]), cell)):
+        found = chosen(rows, model="minilm", mode="inference", **dict(zip(names, conditions, strict=True)))
+        padding, length, batch_size = conditions
+        if "stock eager" in found:
+            title = f"{length}×{batch_size}{', ragged' if padding == 'ragged' else ''}"
+            columns.append((title, {name: found[name] for name in CHOOSING if name in found}))
+            eager |= dict.fromkeys(map(id, found.values()), float(found["stock eager"]["speedup"]))
+    return by_variant(columns, lambda row: f"{eager[id(row)] / float(row['speedup']):.2f}")
 
 
 def compression() -> str:
@@ -231,6 +249,11 @@ def unbuilt() -> str:
     return markdown(*coverage_table.not_served("not built"))
 
 
+def covered() -> str:
+    """How much of the package the tests run."""
+    return markdown(*covered_lines.table()) if covered_lines.FILE.exists() else "Not measured yet: `make coverage`."
+
+
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
@@ -246,6 +269,7 @@ TABLES: dict[str, Callable[[], str]] = {
         memory,
         compression,
         models,
+        choosing,
         decode,
         explore,
         starts,
@@ -258,6 +282,7 @@ TABLES: dict[str, Callable[[], str]] = {
         served,
         refused,
         unbuilt,
+        covered,
     )
 }
 

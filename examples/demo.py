@@ -34,12 +34,14 @@ from hf_synthesizer import (
     patch_report,
     transfer_attention,
 )
+from hf_synthesizer.errors import DataError
 from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
-from hf_synthesizer.glue.model import ModelArguments, load_model, load_tokenizer
-from hf_synthesizer.glue.tasks import TASKS, DataError
+from hf_synthesizer.glue.model import ModelArguments, load_model
+from hf_synthesizer.glue.tasks import TASKS
 from hf_synthesizer.glue.training import GroupedBatches, examples_per_second, finetune, score, unlabelled
 from hf_synthesizer.glue.variation import special_ids, vary
 from hf_synthesizer.plots import plot_attention, save
+from hf_synthesizer.tasks.model import load_tokenizer
 
 SENTENCES = (
     "A quiet, funny and deeply moving film.",

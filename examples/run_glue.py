@@ -7,27 +7,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
-
-from transformers import HfArgumentParser
 
 from hf_synthesizer import SynthesizerError
 from hf_synthesizer.glue.conversion import ConversionArguments
 from hf_synthesizer.glue.data import DataArguments
 from hf_synthesizer.glue.model import ModelArguments
 from hf_synthesizer.glue.run import GlueTrainingArguments, run
+from hf_synthesizer.tasks.training import parse
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
     """Run what the command line asks for; returns the metrics."""
-    parser = HfArgumentParser((ModelArguments, DataArguments, ConversionArguments, GlueTrainingArguments))
-    argv = sys.argv[1:] if argv is None else argv
-    if len(argv) == 1 and argv[0].endswith(".json"):
-        parsed = parser.parse_json_file(json_file=os.path.abspath(argv[0]))
-    else:
-        parsed = parser.parse_args_into_dataclasses(argv)
-    return run(*parsed)
+    classes = (ModelArguments, DataArguments, ConversionArguments, GlueTrainingArguments)
+    return run(*parse(classes, sys.argv[1:] if argv is None else argv))
 
 
 if __name__ == "__main__":

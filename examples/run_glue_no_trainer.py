@@ -26,12 +26,15 @@ from transformers import HfArgumentParser, PreTrainedModel, SchedulerType, get_s
 from transformers.utils import logging
 
 from hf_synthesizer import SynthesizerError
-from hf_synthesizer.glue.conversion import ConversionArguments, convert, load_student_and_teacher, transfer_text
+from hf_synthesizer.errors import DataError
+from hf_synthesizer.glue.conversion import ConversionArguments, load_student_and_teacher, transfer_text
 from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
 from hf_synthesizer.glue.metrics import load_metric, predictions_of
-from hf_synthesizer.glue.model import ModelArguments, load_tokenizer
-from hf_synthesizer.glue.tasks import DataError, Task
+from hf_synthesizer.glue.model import ModelArguments
+from hf_synthesizer.glue.tasks import Task
 from hf_synthesizer.glue.variation import Rows
+from hf_synthesizer.tasks.conversion import convert
+from hf_synthesizer.tasks.model import load_tokenizer
 
 logger = logging.get_logger(__name__)
 

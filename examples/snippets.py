@@ -14,7 +14,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from hf_synthesizer.glue.tasks import DataError
+from hf_synthesizer.errors import DataError
 
 PACKAGE = "vaderSentiment==3.3.2"
 INNER = "additional_resources/hutto_ICWSM_2014.tar.gz"

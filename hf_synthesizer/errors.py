@@ -50,6 +50,10 @@ class CheckpointMismatchError(SynthesizerError, RuntimeError, ValueError):
     """A checkpoint that does not hold what its configuration promises; a `RuntimeError` as Transformers' own is."""
 
 
+class DataError(SynthesizerError, ValueError):
+    """Data or a task that cannot be trained on; the message is one sentence for the user."""
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """' Did you mean …?' for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)

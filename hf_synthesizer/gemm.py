@@ -106,7 +106,7 @@ class Projection(torch.autograd.Function):
         multiply = torch.matmul if torch.is_grad_enabled() else product
         return (
             multiply(rows, weight).view_as(tensor) if needs_tensor else None,
-            rows.t() @ tensor.reshape(-1, tensor.shape[-1]) if needs_weight else None,
+            multiply(rows.t(), tensor.reshape(-1, tensor.shape[-1])) if needs_weight else None,
             rows.sum(0) if needs_bias else None,
         )
 

@@ -183,6 +183,42 @@ class Tiled(Logits):
         return span(product.flatten(-2), 0, self.key_length, dim=-1)
 
 
+class Placed(Logits):
+    """Logits whose columns, and for a table its rows, are found by position, in each row of the batch by its own.
+
+    `made` is a `Static` table (H or 1, N, N), with `logits[b, h, i, j] = table[h, query[b, i], key[b, j]]`; or a `Tiled` form
+    of N columns, whose queries are in order, with `logits[b, h, i, j] = made[b, h, i, key[b, j]]`. `key`: (B or 1, Lk), `query`:
+    (B or 1, Lq), None beside `Tiled`.
+    """
+
+    def __init__(self, made: Static | Tiled, key: torch.Tensor, query: torch.Tensor | None = None):
+        self.made = made
+        self.key = key
+        self.query = query
+        self.query_length = made.query_length if query is None else query.shape[-1]
+
+    def materialize(self) -> torch.Tensor:
+        if isinstance(self.made, Tiled):
+            return place_columns(self.made.inner, self.made.outer, self.key)
+        return place_table(self.made.table, self.query, self.key)  # type: ignore[arg-type]
+
+
+def place_table(table: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """`table[h, query[b, i], key[b, j]]`, (B, H, Lq, Lk), for a table (H, N, N)."""
+    rows = table[:, query].transpose(0, 1)  # (B, H, Lq, N)
+    return _gathered(rows, key)
+
+
+def place_columns(inner: torch.Tensor, outer: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """The columns `key[b, j]` of the outer product of inner (B, H, Lq, a) and outer (B, H, Lq, b): (B, H, Lq, Lk)."""
+    return _gathered((outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2), key)
+
+
+def _gathered(rows: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    columns = key[:, None, None, :].expand(max(len(rows), len(key)), *rows.shape[1:-1], -1)
+    return rows.expand(len(columns), -1, -1, -1).gather(-1, columns)
+
+
 class KeyBias(Logits):
     """One number a key, whoever looks. `bias`: (B, H, 1, Lk)."""
 

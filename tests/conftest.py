@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.features import claimed_kinds_are_tested  # noqa: F401
 from tests.models import VARIANTS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))  # where the examples are

@@ -181,5 +181,3 @@ FACES: dict[str, Sample] = {
 OF_TEXT = tuple(head for head, sample in FACES.items() if sample.takes in ("text", "text to text"))
 """Those that take tokens and a mask."""
 GENERATING = tuple(head for head, sample in FACES.items() if sample.generates)
-FEW = ("random", "dense", "factorized_dense+salience", "random+dot_product", "sparse_strided")
-"""The variants that differ most: a table, one and two steps of a projection with key-side states, a stock part, chosen keys."""

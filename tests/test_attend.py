@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hf_synthesizer import SynthesizerAttention, gemm
 from hf_synthesizer.attend import attend, blocks, choose_route, native, reference, sdpa, static, tiled
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
+from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Placed, Static, Sum, Tiled
 from hf_synthesizer.masks import AttentionMask
 from tests.models import mask as key_mask
 
 FORMS = ("static", "static_product", "low_rank", "low_rank_shared", "biased", "tiled", "salience", "explicit")
+FORMS += ("placed_table", "placed_columns")
 MASKS = ("none", "right", "left", "full", "causal", "causal-left", "scattered", "bias", "position")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2}
 
@@ -39,6 +40,12 @@ def make_form(name: str, batch: int, heads: int, query: int, key: int, dtype: to
         return Tiled(tensor(batch, heads, query, 3), tensor(batch, heads, query, -(-key // 3)), key)
     if name == "salience":
         return KeyBias(tensor(batch, heads, 1, key), query)
+    if name == "placed_table":
+        places = [torch.randint(0, 4, (batch, length)) for length in (key, query)]
+        return Placed(Static(tensor(heads, 4, 4)), *places)
+    if name == "placed_columns":
+        made = Tiled(tensor(batch, heads, query, 3), tensor(batch, heads, query, 2), 5)
+        return Placed(made, torch.randint(0, 5, (batch, key)))
     return Explicit(tensor(batch, heads, query, key))
 
 

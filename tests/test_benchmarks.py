@@ -122,7 +122,15 @@ def test_the_startup_benchmark_times_what_users_wait_for(tmp_path: Path) -> None
     done = run("startup", "--quick", "--output", tmp_path / "startup.csv")
     assert done.returncode == 0, done.stderr
     found = {row["mode"]: float(row["median_ms"]) for row in lines(tmp_path / "startup.csv")}
-    assert {"import, alone", "import", "patch", "first forward", "second forward", "stock first forward", "kernels"} <= set(found)
+    assert {
+        "import, alone",
+        "import",
+        "patch",
+        "first forward",
+        "second forward",
+        "stock first forward",
+        "kernels",
+    } <= set(found)
     assert all(milliseconds > 0 for milliseconds in found.values())
 
 
@@ -252,11 +260,12 @@ def test_the_documents_say_what_the_results_say(benchmarks: Any) -> None:
 
 def test_the_plots_are_drawn_from_the_results(benchmarks: Any, tmp_path: Path) -> None:
     plot = benchmarks("plot")
-    for file in ("attention", "memory"):
+    for file in ("attention", "memory", "decode"):
         source = BENCHMARKS / "results" / f"{file}.csv"
         (tmp_path / source.name).write_bytes(source.read_bytes())
     plot.main(["--results", str(tmp_path)])
-    assert (tmp_path / "speed-inference-none-float32.png").stat().st_size > 10_000
+    for name in ("speed-inference-none-float32", "speed-few", "cache"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5_000
 
 
 def test_recall_of_random_queries_rises_with_the_hashes(tmp_path: Path) -> None:

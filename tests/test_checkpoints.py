@@ -30,13 +30,12 @@ from hf_synthesizer import (
 )
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
 from hf_synthesizer.faces.mixin import SynthesizerMixin
-from tests.faces import FACES, FEW
+from tests.faces import FACES
 from tests.models import HEADS, RELATIVES, VARIANTS, batch, build, first_output
 from tests.tokenizers import save_tokenizer
 
-MATRIX = [(variant, head) for variant in VARIANTS for head in HEADS]
+MATRIX = [(variant, head) for variant in VARIANTS for head in (*HEADS, *FACES)]
 MATRIX += [(variant, head) for variant in RELATIVES for head in ("BertForSequenceClassification", "T5EncoderModel")]
-MATRIX += [(variant, head) for variant in FEW for head in FACES]
 ENCODER, SEQ2SEQ = "BertForSequenceClassification", "T5ForConditionalGeneration"
 
 
@@ -103,6 +102,7 @@ def test_round_trip_is_bit_equal(checkpoints, in_a_new_process, variant: str, he
     assert in_a_new_process[name] == owed
 
 
+@pytest.mark.feature("save_pretrained and the Auto classes", kinds=["hybrids"])
 @pytest.mark.parametrize("head", [ENCODER, SEQ2SEQ])
 def test_hybrids_and_layer_choices_travel(tmp_path: Path, head: str) -> None:
     spec = {0: SynthesizerConfig("factorized_random", rank=3), 1: "dense+salience"}

@@ -287,11 +287,13 @@ def test_a_padded_token_changes_no_other_position(variant: str, padding: str) ->
         test_laws.test_a_padded_token_changes_no_other_position(variant, head, padding)
 
 
+@pytest.mark.feature("torch.compile in one graph")
 @pytest.mark.parametrize("variant", ["sparse_fixed", "alsh_sign", "routing"])
 def test_one_graph(variant: str) -> None:
     test_families.test_compiles_as_one_graph(variant, "BertModel", "right")
 
 
+@pytest.mark.feature("transfer_attention")
 @pytest.mark.parametrize("variant", ["alsh_sign", "routing"])
 def test_a_transfer_teaches_the_shared_projection(variant: str) -> None:
     head = "BertForSequenceClassification"

@@ -13,6 +13,9 @@ from tests.models import WHOLE_SEQUENCE, batch, build, first_output
 from tests.test_choosing import layer_of, tokens
 
 
+@pytest.mark.feature("quantized cache", refused=True)
+@pytest.mark.feature("static cache", refused=True)
+@pytest.mark.feature("generate with a cache", refused=True)
 @pytest.mark.parametrize("variant", WHOLE_SEQUENCE)
 @pytest.mark.parametrize("head", ["BertLMHeadModel", "T5ForConditionalGeneration"])
 def test_decoders_are_refused_before_anything_is_changed(variant: str, head: str) -> None:

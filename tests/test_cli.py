@@ -119,6 +119,22 @@ def test_suggest_patch_transfer_and_report(folder: Path) -> None:
     assert drawn == {"output": "attention.png"} and (folder / "attention.png").stat().st_size > 5_000
 
 
+def test_suggest_by_heads_is_a_plan_and_a_picture(folder: Path) -> None:
+    task = ("--auto-class=AutoModelForSequenceClassification", "--max-length=16", "--texts=texts.txt", "--batches=1")
+    plan = run(folder, "suggest", "stock", "--by=heads", "--variant=random+salience", "--budget=1,0.5", *task)
+    every = sum(len(row) for _, row in plan["heads"])
+    assert [count for count, _ in plan["curve"]] == [1, -(-every // 2)] and plan["budget"] == 0.5
+    assert sum(len(config["heads"]) for config in plan["hybrid"].values()) == -(-every // 2)
+    assert all(config["max_length"] == 16 for config in plan["hybrid"].values())
+    (folder / "heads.json").write_text(json.dumps(plan))
+    run(folder, "patch", "stock", "--plan=heads.json", "--output=by_heads")
+    patched = run(folder, "report", "by_heads", "--lengths=8")
+    assert len(patched["synthesized"]) == len(plan["hybrid"])
+    assert run(folder, "plot", "suggestion", "heads.json", "--output=heads.png") == {"output": "heads.png"}
+    message = refused(folder, "suggest", "stock", "--variant=random", "--budget=1,0.5", "--texts=texts.txt", code=2)
+    assert "several budgets are for --by heads" in " ".join(message.replace("│", " ").split())
+
+
 def test_finetune_and_evaluate(folder: Path) -> None:
     data = ("--task=sst2", "--glue-dir=glue", "--max-length=16")
     tuned = run(folder, "finetune", "stock", "--variant=dense+salience", "--epochs=1", "--output=tuned", *data)

@@ -42,6 +42,7 @@ def what_is_read(head: str, rows: int, length: int) -> torch.Tensor:
     return next(iter(read_by_encoder(head, rows, length).values()), torch.randint(2, 64, (rows, length)))
 
 
+@pytest.mark.feature("generate with a cache")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @matrix(*HEADS, faces=GENERATING)
 def test_cached_equals_uncached(variant: str, head: str, strategy: str) -> None:
@@ -70,6 +71,7 @@ def test_logits_of_each_step_equal_those_of_the_whole_sequence(variant: str, hea
             torch.testing.assert_close(first_output(out), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.feature("generate from left-padded rows")
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
 @matrix(*HEADS, faces=PADDED)
 def test_left_padded_batches_equal_one_by_one(variant: str, head: str, use_cache: bool) -> None:
@@ -80,6 +82,7 @@ def test_left_padded_batches_equal_one_by_one(variant: str, head: str, use_cache
         assert torch.equal(together[row, -8:], alone[0, -8:])
 
 
+@pytest.mark.feature("static cache")
 @pytest.mark.parametrize("variant", ["random", "dense", "factorized_dense+salience"])
 @pytest.mark.parametrize("head", [*HEADS, *PADDED])
 def test_left_padded_batches_in_a_static_cache(variant: str, head: str) -> None:
@@ -155,6 +158,7 @@ class FourBits(QuantizedLayer):
         return (numbers * step + low).reshape(shape.tolist())
 
 
+@pytest.mark.feature("quantized cache")
 @pytest.mark.parametrize("variant", ["random", "random+salience", "dense", "random+dot_product"])
 def test_a_quantized_cache(variant: str) -> None:
     model, ids = patched("BertLMHeadModel", variant), torch.randint(2, 64, (3, 5))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import demo  # noqa: E402
 import snippets  # noqa: E402
 
-from hf_synthesizer.glue.tasks import DataError  # noqa: E402
+from hf_synthesizer.errors import DataError  # noqa: E402
 
 
 @pytest.fixture

@@ -51,10 +51,12 @@ def assert_exports(variant: str | SynthesizerConfig) -> None:
         torch.testing.assert_close(logits(exported, given), logits(model, given), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.feature("torch.export")
 def test_torch_export_with_dynamic_batch_and_length(variant: str) -> None:
     assert_exports(variant)
 
 
+@pytest.mark.feature("torch.export")
 @pytest.mark.parametrize("name", RELATIVES)
 def test_torch_export_of_variants_that_choose_keys(name: str) -> None:
     assert_exports(SynthesizerConfig(name, **SMALL[name]))
@@ -114,10 +116,12 @@ def assert_traces(variant: str | SynthesizerConfig) -> None:
             torch.testing.assert_close(traced(*given)[0], model(*given)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.feature("torch.jit.trace")
 def test_torch_jit_trace(variant: str) -> None:
     assert_traces(variant)
 
 
+@pytest.mark.feature("torch.jit.trace")
 @pytest.mark.parametrize("name", RELATIVES)
 def test_torch_jit_trace_of_variants_that_choose_keys(name: str) -> None:
     assert_traces(SynthesizerConfig(name, **SMALL[name]))
@@ -153,17 +157,20 @@ def onnx_matches_torch(variant: str | SynthesizerConfig, path: Path) -> None:
 FAST = ("random", "dense+salience")
 
 
+@pytest.mark.feature("ONNX")
 @pytest.mark.parametrize("variant", FAST)
 def test_onnx_with_dynamic_batch_and_length(tmp_path: Path, variant: str) -> None:
     onnx_matches_torch(variant, tmp_path / "model.onnx")
 
 
+@pytest.mark.feature("ONNX")
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in FAST])
 def test_onnx_of_the_other_variants(tmp_path: Path, variant: str) -> None:
     onnx_matches_torch(variant, tmp_path / "model.onnx")
 
 
+@pytest.mark.feature("ONNX")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RELATIVES)
 def test_onnx_of_variants_that_choose_keys(tmp_path: Path, name: str) -> None:
@@ -176,6 +183,7 @@ def quantize_with_torch(model: nn.Module) -> nn.Module:
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
+@pytest.mark.feature("int8 of the linear layers")
 @pytest.mark.parametrize("head", [HEAD, "T5ForConditionalGeneration"])
 def test_dynamic_int8_of_the_remaining_linears(variant: str, head: str) -> None:
     model, given = patch_model(build(head), variant), batch(head)

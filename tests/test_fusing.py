@@ -34,6 +34,7 @@ def fused_model(head: str, variant: str):
     return model
 
 
+@pytest.mark.feature("fuse_for_inference")
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("padding", ["none", "right", "left", "full"])
 @pytest.mark.parametrize("variant", [*FUSABLE, *MIXED])

@@ -13,12 +13,14 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
+from hf_synthesizer.errors import DataError
 from hf_synthesizer.glue import data as glue_data
-from hf_synthesizer.glue.conversion import ConversionArguments, convert, transfer_text
+from hf_synthesizer.glue.conversion import ConversionArguments, transfer_text
 from hf_synthesizer.glue.data import DataArguments, load_data, tokenize
 from hf_synthesizer.glue.metrics import LocalGlueMetric, load_metric, predictions_of
-from hf_synthesizer.glue.tasks import TASKS, DataError, get_task
+from hf_synthesizer.glue.tasks import TASKS, get_task
 from hf_synthesizer.patching.plan import parse_layers
+from hf_synthesizer.tasks.conversion import convert
 from tests.glue_rows import GOOD, row_of, write_rows
 
 # ---- metrics ----------------------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from tests.test_glue_benchmark import load, tiny  # noqa: F401  (a fixture)
 heads = load("heads")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 blocks = load("blocks")
+table = load("heads_table")
 
 
 def test_the_runs_are_the_curve_that_was_promised() -> None:
@@ -50,10 +53,72 @@ def test_a_run_has_three_points_and_none_is_measured_twice(
         assert list(results[name.format(by)]["points"]) == ["closed", "transfer", "finetuned"]
     some = results[name.format("heads")]
     assert sum(map(len, some["layers"].values())) == 3 and 0.5 < some["cache_share"] < 1
-    assert some["points"]["transfer"]["transfer_steps"] == 3 and len(some["points"]["finetuned"]["tried"]) == 2
+    assert some["points"]["transfer"]["transfer_steps"] == 1
+    alike = [results[one]["points"]["finetuned"] for one in ("sst2-stock-seed0", name.format("heads"))]
+    assert [(one["epochs"], one["learning_rate"], one["finetuned_rows"]) for one in alike] == [(1, 5e-5, 12)] * 2
     assert list(results[name.format("layers")]["layers"].values()) == [None]
     heads.main(chosen)
     assert "3 of 3 runs are there" in capsys.readouterr().out
+
+
+def test_orders_of_heads_and_of_keys_are_written(
+    tiny: list[str],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, columns in (("head_orders", 2), ("key_orders", 5)):
+        script = load(name)
+        for setting in ("MAX_LENGTH", "EPOCHS", "RESULTS"):
+            monkeypatch.setattr(script.heads.benchmark, setting, getattr(glue, setting))
+        output = tmp_path / f"{name}.csv"
+        script.main([*tiny, f"--output={output}", "--batches=1"])
+        with output.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == columns and {row["task"] for row in rows} == {"sst2"}
+        if name == "head_orders":
+            assert -1 <= float(rows[0]["correlation"]) <= 1 and float(rows[0]["change_95"]) > 0
+        else:
+            assert float(rows[0]["left_over"]) == 0 < float(rows[1]["left_over"]) < 1
+            assert all(float(row["divergence"]) > 0 for row in rows)
+
+
+def result(task: str, variant: str, share: int, seed: int = 0, by: str = "heads", **scores: float) -> dict[str, Any]:
+    """What a run writes, as far as tables read it."""
+    made = {"task": task, "variant": variant, "share": share, "seed": seed, "by": by, "cache_share": 1 - share / 200}
+    made |= {
+        "model": "m",
+        "machine": "x",
+        "threads": 1,
+        "commit": "c",
+        "versions": {"torch": "2", "transformers": "5"},
+    }
+    return {**made, "points": {point: {"score": score} for point, score in scores.items()}}
+
+
+def test_the_curve_is_relative_to_stock_fine_tuned_as_often(tmp_path: Path) -> None:
+    results = [
+        result("mrpc", "stock", 0, closed=0.8, finetuned=1.0),
+        result("mrpc", "stock", 0, 1, closed=0.5),
+        result("stsb", "stock", 0, closed=0.5),
+        result("mrpc", "random", 50, closed=0.8, transfer=0.6, finetuned=0.9),
+        result("mrpc", "random", 50, 1, closed=0.45),
+        result("stsb", "random", 50, closed=0.4),
+        result("rte", "random", 50, closed=0.4),  # no stock, nothing to compare with
+    ]
+    assert table.curve(results).splitlines() == [
+        "| heads synthesized | `random`, closed form alone | `random`, after transfer | `random`, fine-tuned | cache, to stock |",
+        "|---|---:|---:|---:|---:|",
+        "| 50 % | 87.5% (MRPC, STS-B) | 75.0% (MRPC) | 90.0% (MRPC) | 0.75 |",
+    ]
+    assert "| `random` | closed form alone | 50 % |  |  | 95.0% ± 7.1 | 80.0% |  |" in table.tasks(results)
+    assert "| `random` | closed form alone | 25, 50, 75, 90, 95, 100 |" in table.missing(results)
+    assert "| as it was converted |  |  | 65.0 | 50.0 |  |" in table.stock(results)
+    table.plot(results, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 5_000
+
+
+def test_the_documents_say_what_was_measured_of_heads() -> None:
+    table.main(["--check"])
 
 
 @pytest.mark.parametrize(("percent", "comparing"), [(50, 6), (75, 3), (90, 1)])

@@ -17,6 +17,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    ModernBertConfig,
     OPTConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -88,6 +89,9 @@ def randomize_synthesizers_but_stock(model: PreTrainedModel) -> None:
                     randomize(group)
 
 
+@pytest.mark.feature("static cache", kinds=["heads"])
+@pytest.mark.feature("generate from left-padded rows", kinds=["heads"])
+@pytest.mark.feature("generate with a cache", kinds=["heads"])
 @pytest.mark.parametrize("implementation", ["dynamic", "static"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_generation_with_and_without_a_cache_and_with_left_padding(name: str, implementation: str) -> None:
@@ -150,6 +154,28 @@ def test_projections_are_kept_for_the_comparing_heads_alone() -> None:
     assert llama.v_proj.weight.shape == (16, 32)
 
 
+def test_one_projection_of_all_three_is_cut_for_the_comparing_heads_as_well() -> None:
+    """One comparing head of four, eight wide: 24 rows of queries, keys and values, and the other heads' values beside them."""
+    modernbert = AutoModel.from_config(
+        ModernBertConfig(local_attention=8, **SIZES, cls_token_id=1, sep_token_id=2)
+    ).eval()
+    for model, name in ((causal_model("neox"), "query_key_value"), (modernbert, "Wqkv")):
+        ids = torch.randint(3, 64, (2, 9))
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            wanted = model(input_ids=ids, output_attentions=True).attentions[0][:, 2]
+        patched = patch_model(model, spec([("random", [0, 1, 3])]))
+        layer = next(module for module in patched.modules() if hasattr(module, "synthesizer"))
+        assert layer.stock[name].weight.shape == (24, 32) and layer.stock.value.weight.shape == (24, 32)
+        with torch.no_grad():
+            found = patched(input_ids=ids, output_attentions=True).attentions[0][:, 2]
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        adapted = lora_config_for(patched, r=2).target_modules
+        assert f"stock.{name}" in str(adapted) and "stock.value" in str(adapted)
+
+
+@pytest.mark.feature("output_attentions", kinds=["heads"])
+@pytest.mark.feature("eager and sdpa backends", kinds=["heads"])
 @pytest.mark.parametrize("head", ["BertModel", "T5EncoderModel", "T5ForConditionalGeneration"])
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 def test_backends_agree_and_attentions_are_in_the_order_of_heads(head: str, padding: str) -> None:
@@ -180,7 +206,7 @@ def test_backends_agree_and_attentions_are_in_the_order_of_heads(head: str, padd
 
 @pytest.mark.parametrize("name", ["bart", "vit", "distilbert", "albert", "modernbert"])
 def test_encoders_of_every_kind_of_face(name: str) -> None:
-    from transformers import AlbertConfig, DistilBertConfig, ModernBertConfig, ViTConfig
+    from transformers import AlbertConfig, DistilBertConfig, ViTConfig
 
     config: Any = {
         "bart": lambda: BartConfig(
@@ -209,7 +235,9 @@ def test_encoders_of_every_kind_of_face(name: str) -> None:
 # ---- as for whole layers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+@pytest.mark.feature("unpatch_model", kinds=["heads"])
+@pytest.mark.feature("save_pretrained and the Auto classes", kinds=["heads"])
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "neox"])
 def test_saved_and_loaded_and_unpatched(tmp_path: Path, name: str) -> None:
     stock = causal_model(name)
     ids = torch.randint(3, 64, (2, 7))
@@ -238,7 +266,8 @@ def test_config_json_names_heads_that_the_model_does_not_have(tmp_path: Path) ->
         type(model).from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.feature("LoRA", kinds=["heads"])
+@pytest.mark.parametrize("name", ["bert", "llama", "neox"])
 def test_lora_trains_the_groups_whole_and_adapts_the_heads_that_compare(name: str) -> None:
     from peft import get_peft_model
 
@@ -249,13 +278,14 @@ def test_lora_trains_the_groups_whole_and_adapts_the_heads_that_compare(name: st
     adapted = get_peft_model(model, lora_config_for(model, r=2))
     torch.testing.assert_close(adapted(input_ids=ids).logits, before)
     trained = {key for key, parameter in adapted.named_parameters() if parameter.requires_grad}
-    query = "groups.stock.query.lora_A" if name == "bert" else "q_proj.lora_A"
+    query = {"bert": "groups.stock.query.lora_A", "neox": "stock.query_key_value.lora_A"}.get(name, "q_proj.lora_A")
     for part in ("groups.0.modules_to_save", "groups.1.modules_to_save", query):
         assert any(part in key for key in trained), part
     adapted.train()(input_ids=ids, labels=ids).loss.backward()
     assert all(p.grad is not None for key, p in adapted.named_parameters() if key in trained and "lora" not in key)
 
 
+@pytest.mark.feature("torch.compile in one graph", kinds=["heads"])
 @pytest.mark.parametrize("head", ["BertModel", "T5EncoderModel"])
 def test_compiles_as_one_graph(head: str) -> None:
     heads = {"num_heads": 4} if head.startswith("T5") else {"num_attention_heads": 4}
@@ -267,6 +297,7 @@ def test_compiles_as_one_graph(head: str) -> None:
         torch.testing.assert_close(compiled(**given)[0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.feature("torch.export", kinds=["heads"])
 def test_exports_with_dynamic_batch_and_length() -> None:
     model = patch_model(build("BertModel", num_attention_heads=4), spec(GROUPS))
     dynamic = {0: Dim("batch", min=1, max=64), 1: Dim("length", min=2, max=MAX_LENGTH)}
@@ -278,6 +309,7 @@ def test_exports_with_dynamic_batch_and_length() -> None:
             torch.testing.assert_close(exported(**given)[0], model(**given)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.feature("gradient checkpointing", kinds=["heads"])
 @pytest.mark.parametrize("head", ["BertForSequenceClassification", "T5ForConditionalGeneration"])
 def test_gradient_checkpointing_gives_the_same_gradients(head: str) -> None:
     heads = {"num_heads": 4} if head.startswith("T5") else {"num_attention_heads": 4}
@@ -301,6 +333,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(head: str) -> None:
         torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.feature("fuse_for_inference", kinds=["heads"])
 def test_static_groups_are_fused_and_unfused() -> None:
     model = patch_model(build("BertModel", num_attention_heads=4), spec(GROUPS))
     randomize_synthesizers_but_stock(model)

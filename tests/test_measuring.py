@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_synthesizer import InvalidConfigError, SequenceTooLongError, count_flops, patch_model
+from hf_synthesizer import InvalidConfigError, SequenceTooLongError, SynthesizerConfig, count_flops, patch_model
 from hf_synthesizer.attend import static
 from hf_synthesizer.measuring.block import bench_block
 from hf_synthesizer.measuring.costs import cost_report, stock_config
@@ -34,6 +34,17 @@ def test_costs_are_those_of_the_models_themselves() -> None:
     assert str(report).count("\n") > 6 and "1 of 2 attention layers" in str(report)
     with pytest.raises(SequenceTooLongError, match=f"takes {MAX_LENGTH} at most"):
         cost_report(model, [MAX_LENGTH + 1])
+
+
+def test_layers_that_choose_their_keys_are_named_as_counted_whole() -> None:
+    groups = [SynthesizerConfig("routing", heads=[1]), SynthesizerConfig("dense", heads=[0])]
+    report = cost_report(
+        patch_model(build("BertModel", num_hidden_layers=3), {0: "sparse_strided", 1: "random", 2: groups}), [8]
+    )
+    names = [f"encoder.layer.{layer}.attention.self" for layer in (0, 2)]
+    assert report.to_dict()["counted_whole"] == names
+    assert str(report).endswith(f"for they choose their keys: {', '.join(names)}.")
+    assert "choose" not in str(cost_report(patch_model(build("BertModel"), "dense"), [8]))
 
 
 @pytest.mark.parametrize("variant", ["random", "random+salience"])

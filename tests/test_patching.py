@@ -46,9 +46,10 @@ def test_dot_product_alone_is_the_stock_model(head: str, backend: str) -> None:
     model, inputs = build(head), batch(head)
     if not head.startswith("MPNet"):  # which knows no backends
         model.set_attn_implementation(backend)
-    before = run(model, inputs)
+    before, parameters = run(model, inputs), model.num_parameters()
     patch_model(model, "dot_product")
     torch.testing.assert_close(run(model, inputs), before, rtol=1e-5, atol=1e-5)
+    assert model.num_parameters() == parameters  # the stock model's own, and no projections beside them
 
 
 @pytest.mark.parametrize("variant", [m for m in MIXTURES if "dot_product" in m] + ["dot_product+salience"])
@@ -150,6 +151,7 @@ def test_another_model_of_the_process_is_not_affected(family: str) -> None:
     assert len(stock(**inputs, output_attentions=True)[-1 if family == "bert" else "decoder_attentions"]) == 2
 
 
+@pytest.mark.feature("deepcopy and pickle")
 @matrix("BertForSequenceClassification", "T5ForConditionalGeneration")
 def test_deepcopy_and_pickle(variant: str, head: str) -> None:
     model, inputs = patch_model(build(head), variant), batch(head)

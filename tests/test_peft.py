@@ -43,6 +43,7 @@ def trained(model: Any) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+@pytest.mark.feature("LoRA")
 @pytest.mark.parametrize("head", [BERT, T5])
 def test_lora_trains_what_is_new_whole_and_adapts_the_rest(variant: str, head: str) -> None:
     model = patch_model(build(head), variant)
@@ -185,6 +186,7 @@ def with_prefix(model: Any, task: str) -> Any:
 TASKS = {BERT: "SEQ_CLS", "BertLMHeadModel": "CAUSAL_LM", T5: "SEQ_2_SEQ_LM"}
 
 
+@pytest.mark.feature("prefix tuning")
 @pytest.mark.parametrize("variant", ["dot_product", "random+dot_product"])
 @pytest.mark.parametrize("head", TASKS)
 def test_prefix_tuning_where_tokens_are_compared(head: str, variant: str) -> None:
@@ -200,6 +202,7 @@ def test_prefix_tuning_where_tokens_are_compared(head: str, variant: str) -> Non
     assert peft_model.prompt_encoder.default.embedding.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.feature("prefix tuning", refused=True)
 @pytest.mark.parametrize("variant", ["random", "dense", "random+salience", "dot_product+salience"])
 @pytest.mark.parametrize("head", TASKS)
 def test_prefix_tuning_of_layers_without_keys_is_refused(head: str, variant: str) -> None:

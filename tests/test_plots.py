@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from hf_synthesizer import InvalidConfigError, NotPatchedError, patch_model
+from hf_synthesizer import InvalidConfigError, NotPatchedError, SynthesizerConfig, patch_model
 from hf_synthesizer.cli.app import app
 from hf_synthesizer.pictures.recorded import record
 from hf_synthesizer.plots import (
@@ -24,12 +24,15 @@ from hf_synthesizer.plots import (
     plot_transfer,
     save,
 )
-from hf_synthesizer.transfer import LayerTransfer, Suggestion, TransferReport
+from hf_synthesizer.transfer import HeadSuggestion, LayerTransfer, Suggestion, TransferReport
 from tests.models import build
 from tests.tokenizers import tokenizer
 
 HYBRID = {0: "random", 1: "factorized_random", 2: "dense+salience", 3: "factorized_dense"}
 SUGGESTION = Suggestion({0: "random"}, {"encoder.0": 0.1, "encoder.1": 0.4}, {"encoder.0": 0.1})
+HEADS = HeadSuggestion(
+    SynthesizerConfig("random"), {0: [0.01, 0.0, 0.25], 1: [0.04, 0.09, 0.16]}, 4, {2: 0.01, 4: 0.1}
+)
 REPORT = TransferReport((LayerTransfer("encoder.0", "random", 0.9, 0.2),), 0.8, 0.1, 30, 1.0)
 HISTORY = [
     *({"loss": 1.0 / step, "step": step, "learning_rate": 0.1, "grad_norm": 1.0} for step in (1, 2, 3)),
@@ -112,12 +115,28 @@ def test_reports_and_logs_are_drawn() -> None:
         plot_lengths({}, "speed")
 
 
+def test_heads_are_drawn_as_a_map_with_the_curve_beside_it() -> None:
+    for suggestion in (HEADS, HEADS.to_dict()):
+        heads, curve, *_ = plot_suggestion(suggestion).axes
+        (image,) = heads.images
+        torch.testing.assert_close(
+            torch.tensor(image.get_array().data), torch.tensor([[0.1, 0.0, 0.5], [0.2, 0.3, 0.4]])
+        )
+        assert sorted(zip(*heads.lines[0].get_data(), strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert [list(values) for values in curve.lines[0].get_data()] == [[2 / 6, 4 / 6], [0.01, 0.1]]
+    alone = HeadSuggestion(HEADS.variant, HEADS.costs, 1)
+    assert len([axis for axis in plot_suggestion(alone).axes if axis.images]) == 1
+    with pytest.raises(InvalidConfigError, match="no suggestion of suggest_heads"):
+        plot_suggestion({**HEADS.to_dict(), "heads": [], "budget": 1})
+
+
 def test_the_commands_of_plot_write_files(model: Any, stock: Any, tmp_path: Path) -> None:
     for name, which in (("model", model), ("stock", stock)):
         which.save_pretrained(tmp_path / name)
         tokenizer().save_pretrained(tmp_path / name)
     for name, data in (
         ("plan", SUGGESTION.to_dict()),
+        ("heads", HEADS.to_dict()),
         ("report", REPORT.to_dict()),
         ("log", {"log_history": HISTORY}),
     ):
@@ -139,6 +158,7 @@ def test_the_commands_of_plot_write_files(model: Any, stock: Any, tmp_path: Path
         ("page", "model", "html", *seen),
         ("synthesizer", "model", "svg", "--heads=0"),
         ("suggestion", "plan.json", "png"),
+        ("suggestion", "heads.json", "svg"),
         ("transfer", "report.json", "svg"),
         ("training", "log.json", "png"),
         ("benchmark", "bench.csv", "png"),

@@ -121,6 +121,7 @@ def gradients(model: Any, head: str) -> list[nn.Parameter]:
     return [p for name, p in model.named_parameters() if ".synthesizer." in name and "dot_product" not in name]
 
 
+@pytest.mark.feature("patching a quantized model")
 @pytest.mark.parametrize(
     "variant", [*(name for name in list_variants() if name not in CHOOSING), "random+dot_product"]
 )
@@ -151,6 +152,7 @@ def test_a_quantized_model_in_half_precision(head: str, quantizer: str, variant:
     assert run(model, head).isfinite().all()
 
 
+@pytest.mark.feature("patching a quantized model", refused=True)
 @pytest.mark.parametrize("variant", CHOOSING)
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
 def test_variants_that_average_projections_refuse_quantized_ones(quantizer: str, variant: str) -> None:

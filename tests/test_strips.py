@@ -15,6 +15,7 @@ from hf_synthesizer.attend import as_accelerator, attend, choose_route, cuts, re
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.logits import LowRank, Static
 from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.positions import Positions
 from hf_synthesizer.synthesizers import build_synthesizer
 from tests.models import MAX_LENGTH, RELATIVES, VARIANTS, batch, build, first_output, randomize
 from tests.models import mask as key_mask
@@ -275,6 +276,49 @@ def test_a_processor_on_the_routes_of_other_devices_makes_nothing_larger(variant
     rows, heads, length = shape = (12, 2, 2048)
     with as_accelerator(), FakeTensorMode():
         made = train_a_layer(variant, shape, "cpu", False, False)
+    assert made.largest < rows * heads * length**2 / 10
+
+
+@pytest.mark.parametrize("variant", ["random", "factorized_dense", "dense", "random+salience", "random+dot_product"])
+def test_a_row_with_positions_of_its_own_makes_nothing_larger(variant: str) -> None:
+    """As left padding gives them."""
+    rows, heads, length = 12, 2, 2048
+    with torch.device("meta"):
+        layer = build_synthesizer(SynthesizerConfig(variant), 8 * heads, heads, length).train()
+        hidden = torch.randn(rows, length, 8 * heads, requires_grad=True)
+        value = torch.randn(rows, heads, length, 8, requires_grad=True)
+        places = torch.empty(rows, length, dtype=torch.long)
+    positions = Positions(length, length, 0, places, places)
+    with Made() as made:
+        for dropout in (0.1, 0.0):
+            logits = layer.synthesize(hidden, layer.project_keys(hidden), positions)
+            output = attend(logits, value, AttentionMask(), dropout=dropout)[0]
+            output.float().square().sum().backward()
+    assert made.largest < rows * heads * length**2 / 10
+
+
+CHOOSING_BY_NUMBERS = [
+    ("sparse_strided", "left", 0),
+    ("sparse_fixed", "right", 0),
+    ("sparse_strided", "right", None),
+    ("lsh_simple", "none", None),
+    ("lsh_simple", "right", None),
+    ("routing", "none", None),
+    ("routing", "right", None),
+]
+
+
+@pytest.mark.parametrize(("variant", "padding", "causal"), CHOOSING_BY_NUMBERS)
+def test_choosing_keys_makes_nothing_as_large_either(variant: str, padding: str, causal: int | None) -> None:
+    """Which keys are chosen depends on numbers, and how large tensors are on that: so with numbers."""
+    rows, heads, length = 12, 2, 2048
+    layer = build_synthesizer(SynthesizerConfig(variant), 8 * heads, heads, length).train()
+    hidden = torch.randn(rows, length, 8 * heads, requires_grad=True)
+    value = torch.randn(rows, heads, length, 8, requires_grad=True)
+    keep = None if padding == "none" else key_mask(rows, length, padding).bool()[:, None, None, :]
+    with as_accelerator(), Made() as made:
+        output = attend(layer(hidden), value, AttentionMask(keep, None, causal), dropout=0.1)[0]
+        output.square().sum().backward()
     assert made.largest < rows * heads * length**2 / 10
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from hf_synthesizer import (
     AlreadyPatchedError,
@@ -23,7 +25,7 @@ from hf_synthesizer.transfer.observe import observing, pair_layers
 from hf_synthesizer.transfer.suggest import change_of_answers, head_costs
 from tests.models import build
 from tests.teaching import HEADS, loader, sharp, student_of
-from tests.test_heads_in_models import causal_model
+from tests.test_heads_in_models import DECODERS, causal_model
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "llama", "gpt2"])
@@ -103,6 +105,30 @@ def test_one_run_measures_a_curve() -> None:
     whole = patch_model(copy.deepcopy(teacher), suggestion.at(1.0))
     assert [row["variant"] for row in whole.config.synthesizer["configs"]] == ["random"]
     assert "heads" not in whole.config.synthesizer["configs"][0]
+
+
+def test_a_decoder_with_shared_keys_keeps_little_of_its_cache_by_its_own_suggestion() -> None:
+    """Forty heads, two to a key: the four that go on comparing tokens are two keys', where each by itself would be four keys'."""
+    config = DECODERS["llama"]()
+    config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim = 80, 20, 10, 16
+    teacher = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(3, 64, (3, 9))
+
+    def kept(model: Any) -> int:
+        with torch.no_grad():
+            layers = model(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values.layers
+        return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
+
+    suggestion = suggest_heads(teacher, [{"input_ids": ids}], "random", 0.9, progress=False)
+    assert suggestion.shared == {0: 2, 1: 2} and sum(map(len, suggestion.heads.values())) == 36
+    for layer, row in suggestion.costs.items():  # a worse case than chance: heads of a key cost as different as can be
+        suggestion.costs[layer] = [cost + (head % 2) * 100 for head, cost in enumerate(row)]
+    again = HeadSuggestion.from_dict(suggestion.to_dict())
+    for plan in (suggestion, suggestion.at(0.9), again.at(36)):
+        assert kept(patch_model(copy.deepcopy(teacher), plan)) <= 0.6 * kept(teacher)
+    alone = HeadSuggestion(suggestion.variant, suggestion.costs, 0.9)
+    assert kept(patch_model(copy.deepcopy(teacher), alone)) > 0.6 * kept(teacher)
+    assert suggest_heads(teacher, [{"input_ids": ids}], "random", whole_keys=False, progress=False).shared == {}
 
 
 def test_a_suggestion_prints_is_edited_and_travels(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_synthesizer import patch_model
+from hf_synthesizer import SynthesizerConfig, patch_model
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,7 +21,7 @@ def tiny() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32,
-        num_hidden_layers=3,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=64,
@@ -37,7 +37,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, dic
     """The model in one process, and what two computed with its checkpoint."""
     folder = tmp_path_factory.mktemp("tensor_parallel")
     tiny().save_pretrained(folder / "stock")
-    model = patch_model(tiny(), {0: "random", 1: "factorized_dense+salience", 2: "random+dot_product"})
+    some_heads = [SynthesizerConfig("random+salience", heads=[0]), SynthesizerConfig("dense", heads=[2])]
+    hybrid = {0: "random", 1: "factorized_dense+salience", 2: "random+dot_product", 3: some_heads}
+    model = patch_model(tiny(), hybrid)
     model.save_pretrained(folder / "patched")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

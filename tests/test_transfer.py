@@ -25,6 +25,7 @@ from tests.teaching import HEADS, loader, self_attentions, sharp, student_of
 # ---- distill ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("transfer_attention")
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in ("dot_product", "fixed_random", "salience")])
 @pytest.mark.parametrize("family", HEADS)
 def test_every_variant_gets_nearer_to_its_teacher(family: str, variant: str) -> None:
@@ -126,6 +127,7 @@ def test_stage_three_without_the_same_head_is_refused_before_anything_is_done(te
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
+@pytest.mark.feature("transfer_attention", kinds=["hybrids"])
 def test_a_hybrid_is_taught_where_it_is_synthesized() -> None:
     teacher = sharp(HEADS["bert"])
     report = transfer_attention(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TILE = 32  # queries of one bucket that go together
 ENTRIES = 1 << 14  # of queries and hashes that are worked on at a time
 SHORT = 768  # tokens; up to so many it is faster to look at all pairs
-VALUES = 1 << 20  # of keys and directions that are compared at a time, where all pairs are looked at
+VALUES = 1 << 19  # of keys and directions that are compared at a time, where all pairs are looked at
 
 
 def attend(choice: Buckets, rows: Rows) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 
 import torch
 
+from ..logits import Tiled, place_columns, place_table
 from ..masks import AttentionMask
 from ..tracing import autocast_dtype
 from .randomness import generator_at
@@ -41,8 +42,9 @@ class Cuts:
     """Everything a strip is made of but the tensors themselves, which are handed in so that autograd sees them.
 
     The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r), key (1 or B, H, Lk, r), key_bias (1 or B, H or 1, 1, Lk),
-    then an inner and an outer for each tiled term, an explicit (1 or B, 1 or H, 1 or Lq, Lk) each, and weight, table and
-    keys of each static term.
+    then an inner and an outer for each tiled term, an explicit (1 or B, 1 or H, 1 or Lq, Lk) each, weight, table and keys of
+    each static term; and of each term whose columns have places in each row of the batch weight, table and nothing, or
+    nothing, inner and outer.
     """
 
     batch: int
@@ -51,6 +53,9 @@ class Cuts:
     key_length: int
     tiled_terms: int
     explicit_terms: int
+    static_terms: int
+    places: tuple[tuple[torch.Tensor | None, torch.Tensor], ...]
+    """Of queries (B or 1, Lq) and keys (B or 1, Lk), for each placed term."""
     keep: torch.Tensor | None
     causal_offset: int | torch.Tensor | None
     dropout: float
@@ -78,6 +83,9 @@ class Cuts:
         for term in terms.static:
             thin = low is not None and term.keys is not None
             tensors += term if not thin else [term.weight, term.table.to(value.dtype), term.keys.to(value.dtype)]  # type: ignore[union-attr]
+        for weight, placed in terms.placed:
+            made = placed.made
+            tensors += [None, made.inner, made.outer] if isinstance(made, Tiled) else [weight, made.table, None]
         cuts = cls(
             batch=len(value),
             heads=value.shape[1],
@@ -85,6 +93,8 @@ class Cuts:
             key_length=value.shape[-2],
             tiled_terms=len(terms.tiled),
             explicit_terms=len(terms.explicit),
+            static_terms=len(terms.static),
+            places=tuple((term.query, term.key) for _, term in terms.placed),
             keep=mask.keep,
             causal_offset=mask.causal_offset,
             dropout=dropout,
@@ -98,6 +108,10 @@ class Cuts:
     @property
     def first_static(self) -> int:
         return self.first_explicit + self.explicit_terms
+
+    @property
+    def first_placed(self) -> int:
+        return self.first_static + 3 * self.static_terms
 
     def generator(self, device: torch.device) -> torch.Generator | None:
         """One that draws what the forward drew; None, the device's own, where nothing was drawn yet."""
@@ -130,13 +144,26 @@ class Cuts:
             queries = strip.queries if tensor.shape[2] > 1 else everything
             return everything, heads, queries, keys
         kind = (number - self.first_static) % 3
+        if number >= self.first_placed and tensor.dim() == 4:  # a factor of an outer product
+            return everything, strip.heads, strip.queries
         heads = strip.heads if len(tensor) > 1 else everything
+        if number >= self.first_placed:
+            return (heads,)
         if kind == 0:
             return (heads,)
         if kind == 2:
             return heads, keys
         thin = tensors[number + 1] is not None
         return (heads, strip.queries) if thin else (heads, strip.queries, keys)
+
+    def placed(self, strip: Strip, term: Tensors, query: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor:
+        """The logits (B, g, rows, seen) of a term whose columns have places."""
+        weight, first, outer = term
+        key, first = key[:, : strip.seen], cast(torch.Tensor, first)
+        if outer is not None:
+            return place_columns(first, outer, key)
+        logits = place_table(first, cast(torch.Tensor, query)[:, strip.queries], key)
+        return logits if weight is None else logits * weight.to(logits.dtype)[:, None, None]
 
     def is_whole(self, strip: Strip) -> bool:
         """Whether there is no other strip."""
@@ -146,6 +173,8 @@ class Cuts:
         """Whether no number of a tensor is in more than one strip: one number a query, and a head."""
         if number < self.first_static:
             return number == 1 or (number > 3 and min(tensor.shape[1:3]) > 1)
+        if number >= self.first_placed:
+            return tensor.dim() == 4
         return (number - self.first_static) % 3 == 1 and len(tensor) == self.heads
 
     def pieces(self, strip: Strip, tensors: Tensors) -> list[torch.Tensor | None]:
@@ -196,9 +225,12 @@ class Cuts:
         for number in range(4, self.first_explicit, 2):
             inner, outer = cast(torch.Tensor, pieces[number]), cast(torch.Tensor, pieces[number + 1])
             parts.append((outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2)[..., : strip.seen])
-        for number in range(self.first_static, len(pieces), 3):
+        for number in range(self.first_static, self.first_placed, 3):
             term = StaticTerm(*pieces[number : number + 3])  # type: ignore[arg-type]
             parts.append(term.whole().unsqueeze(0))
+        for number, places in enumerate(self.places):
+            start = self.first_placed + 3 * number
+            parts.append(self.placed(strip, pieces[start : start + 3], *places))
         parts += cast(list[torch.Tensor], pieces[self.first_explicit : self.first_static])
         if key_bias is not None:
             parts.append(key_bias)

@@ -21,7 +21,13 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 
 
 def _is_fused(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    if terms.static or terms.tiled or terms.explicit or (mask.keep is not None and mask.keep.shape[-2] > 1):
+    if (
+        terms.static
+        or terms.tiled
+        or terms.explicit
+        or terms.placed
+        or (mask.keep is not None and mask.keep.shape[-2] > 1)
+    ):
         return False  # as a bias they would be as large as all logits
     bias = terms.key_bias
     if bias is not None and bias.requires_grad and torch.is_grad_enabled():
@@ -70,7 +76,7 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 
 def is_low_rank(terms: Terms) -> bool:
     """Whether all there is are low-rank terms and a number for each key."""
-    return bool(terms.low_rank) and not (terms.static or terms.tiled or terms.explicit)
+    return bool(terms.low_rank) and not (terms.static or terms.tiled or terms.explicit or terms.placed)
 
 
 def _with_a_column(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

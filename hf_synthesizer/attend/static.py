@@ -37,7 +37,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     """
     if dropout or isinstance(mask.causal_offset, torch.Tensor):
         return False
-    if terms.low_rank or terms.tiled or terms.explicit or not (terms.static or terms.weights):
+    if terms.low_rank or terms.tiled or terms.explicit or terms.placed or not (terms.static or terms.weights):
         return False
     if mask.keep is not None and mask.keep.shape[-2] != 1:
         return False

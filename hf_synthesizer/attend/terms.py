@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 
 from ..gemm import product
-from ..logits import Explicit, KeyBias, Logits, LowRank, Static, StaticWeights, Sum, Tiled
+from ..logits import Explicit, KeyBias, Logits, LowRank, Placed, Static, StaticWeights, Sum, Tiled
 from ..masks import AttentionMask
+from ..tracing import on_processor, traced
 
 
 class StaticTerm(NamedTuple):
@@ -67,6 +68,8 @@ class Terms:
         weights: static weights, where they are all that is static or meets queries with keys; else they are in `static`.
         key_bias: (1 or B, H or 1, 1, Lk) or None.
         explicit: tensors (1 or B, 1 or H, 1 or Lq, Lk).
+        placed: tables (weight, form), and outer products (None, form), whose columns stand elsewhere in each row of the
+            batch; on a processor they are in `explicit`.
         query_length: Lq.
     """
 
@@ -76,6 +79,7 @@ class Terms:
     weights: StaticWeights | None = None
     key_bias: torch.Tensor | None = None
     explicit: list[torch.Tensor] = field(default_factory=list)
+    placed: list[tuple[torch.Tensor | None, Placed]] = field(default_factory=list)
     query_length: int = 1
 
     @classmethod
@@ -86,7 +90,7 @@ class Terms:
             terms.add(weight, term)
         if mask.bias is not None:
             terms.add_bias(mask.bias)
-        if terms.static or terms.low_rank or terms.tiled or terms.explicit:
+        if terms.static or terms.low_rank or terms.tiled or terms.explicit or terms.placed:
             terms.spell_out()
         return terms
 
@@ -114,6 +118,12 @@ class Terms:
                 self.add_key_bias(term.key_bias.unsqueeze(-2))
         elif isinstance(term, Tiled):
             self.tiled.append((scaled(term.inner), term.outer, term.key_length))
+        elif isinstance(term, Placed) and not (traced() or on_processor(term.key.device)):
+            if isinstance(term.made, Tiled):
+                made = Tiled(scaled(term.made.inner), term.made.outer, term.made.key_length)
+                self.placed.append((None, Placed(made, term.key)))
+            else:
+                self.placed.append((weight, term))
         elif isinstance(term, KeyBias):
             self.add_key_bias(scaled(term.bias))
         elif isinstance(term, Explicit):

@@ -29,7 +29,7 @@ def chosen(
     """
     heads, hashes, width, length = values.shape
     members = buckets(values, keep, size).flatten(1, 2)  # (g, T·2·d', Lk)
-    means = members.to(stored.dtype) @ stored  # (g, T·2·d', d')
+    means = members @ stored  # (g, T·2·d', d')
     means /= size if keep is None else keep.sum(-1).clamp(min=1, max=size)[:, None, None]
     # The larger, the smaller the distance: ‖Q − mean‖² = ‖Q‖² − 2 (Q · mean − ‖mean‖² / 2).
     nearness = asked @ means.transpose(-1, -2)  # (g, Lq, T·2·d')
@@ -37,26 +37,36 @@ def chosen(
     bucket = _argmax(nearness.unflatten(-1, (hashes, 2 * width)))  # (g, Lq, T)
     bucket += torch.arange(heads * hashes, device=bucket.device).view(heads, 1, hashes) * (2 * width)
     members = members.flatten(0, 1)
-    candidates = members.index_select(0, bucket[..., 0].flatten())
+    found = members.index_select(0, bucket[..., 0].flatten())
     for number in range(1, hashes):
-        candidates |= members.index_select(0, bucket[..., number].flatten())
-    candidates = candidates.view(heads, -1, length)
+        found += members.index_select(0, bucket[..., number].flatten())
+    found = found.view(heads, -1, length)
     if hashes == 1:
-        return candidates
-    scores = scores + hiding(candidates, scores.dtype)
-    return largest(scores, ordered(scores, length - size)[0], candidates, size)
+        return found > 0
+    # A query finds no fewer keys than a bucket has, so that none of the others is among the largest; but for padding.
+    hidden = found.clamp_(max=1).sub_(1).mul_(torch.finfo(found.dtype).max / 4)
+    return largest(scores + hidden, None if keep is None else hidden == 0, size)
 
 
 def buckets(values: torch.Tensor, keep: torch.Tensor | None, size: int) -> torch.Tensor:
-    """The keys with the largest and with the smallest values: bool (g, T, 2·d', Lk)."""
-    length = values.shape[-1]
+    """The keys with the largest and with the smallest values: 1 or 0 in the dtype of the values, (g, T, 2·d', Lk)."""
+    *before, width, length = values.shape
+    members = values.new_empty(*before, 2 * width, length)
+    above, below = members.split(width, dim=-2)
     if keep is None:
-        least, most = ordered(values, size - 1, length - size)
-        return torch.cat((largest(values, most, None, size), largest(-values, -least, None, size)), dim=-2)
+        most, under, least, over = ordered(values, length - size, length - size - 1, size - 1, size)
+        if not bool((most == under).any() | (least == over).any()):
+            torch.ge(values, most, out=above)
+            torch.le(values, least, out=below)
+        else:
+            above.copy_(largest(values, None, size))
+            below.copy_(largest(-values, None, size))
+        return members
     keep = keep[:, None, None]
     hidden = hiding(keep, values.dtype)
-    both = (values + hidden, hidden - values)
-    return torch.cat([largest(x, ordered(x, length - size)[0], keep, size) for x in both], dim=-2)
+    above.copy_(largest(values + hidden, keep, size))
+    below.copy_(largest(hidden - values, keep, size))
+    return members
 
 
 def hiding(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -73,15 +83,17 @@ def ordered(values: torch.Tensor, *places: int) -> list[torch.Tensor]:
     return [made[..., place, None] for place in places]
 
 
-def largest(values: torch.Tensor, least: torch.Tensor, among: torch.Tensor | None, size: int) -> torch.Tensor:
-    """The `size` largest numbers of each row, of which the last is `least`; the first ones of those that are equal."""
+def largest(values: torch.Tensor, among: torch.Tensor | None, size: int) -> torch.Tensor:
+    """The `size` largest numbers of each row; the first ones of those that are equal. bool, like the values.
+
+    `among` leaves out numbers, all of which have to be smaller than any that counts.
+    """
+    length = values.shape[-1]
+    least, under = ordered(values, length - size, length - size - 1)
     kept = values >= least
-    if among is None:
-        equal = int(kept.count_nonzero()) > size * least.numel()
-    else:
+    if among is not None:
         kept &= among
-        equal = bool((kept.sum(-1) > size).any())
-    if equal:
+    if bool((least == under).any()):
         tied = values == least if among is None else (values == least) & among
         above = kept & ~tied
         kept = above | (tied & (tied.cumsum(-1) <= size - above.sum(-1, keepdim=True)))

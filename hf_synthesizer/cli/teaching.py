@@ -1,9 +1,10 @@
-"""`suggest` and `transfer`: which layers to synthesize, and teaching them what stock attention does."""
+"""`suggest` and `transfer`: which layers or heads to synthesize, and teaching them what stock attention does."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +22,13 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Texts of a step.")]
 Seed = Annotated[int, typer.Option(help="Of the order of the texts.")]
 
 
+class By(StrEnum):
+    """What `suggest` chooses among."""
+
+    LAYERS = "layers"
+    HEADS = "heads"
+
+
 def add_to(app: typer.Typer) -> None:
     """The commands of this file."""
     for command in (suggest, transfer):
@@ -29,13 +37,25 @@ def add_to(app: typer.Typer) -> None:
 
 def suggest(
     model: Model,
-    variant: Annotated[str, typer.Option(help="What the chosen layers get.")],
+    variant: Annotated[str, typer.Option(help="What the chosen layers or heads get.")],
     texts: Texts,
+    by: Annotated[By, typer.Option(help="Choose among whole layers, or among the heads of all layers.")] = By.LAYERS,
     budget: Annotated[
-        str, typer.Option(help="A share of the layers, such as 0.5, or a number of them, such as 3.")
-    ] = "0.5",
-    steps: Annotated[int, typer.Option(min=0, help="Steps in which the logits learn before they are judged.")] = 150,
-    batches: Annotated[int, typer.Option(min=1, help="Batches that each swap is measured on.")] = 8,
+        str | None,
+        typer.Option(
+            help="A share, such as 0.5, or a number, such as 3; of heads also several with commas between, of which the "
+            "last is the plan's. Default: 0.5 of the layers, 0.9 of the heads."
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Steps in which the logits learn before they are judged. Default: 150; none for heads "
+            "of a variant with a closed form.",
+        ),
+    ] = None,
+    batches: Annotated[int, typer.Option(min=1, help="Batches that swaps are measured on.")] = 8,
     batch_size: BatchSize = 32,
     max_length: MaxLength = None,
     option: Options = None,
@@ -45,37 +65,47 @@ def suggest(
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Measure what each layer loses, and suggest which to synthesize; the JSON is what `patch --plan` takes.
+    """Measure what each layer or head loses, and suggest which to synthesize; the JSON is what `patch --plan` takes.
+
+    Heads are judged by what the model answers: name one that was fine-tuned on its task.
 
     \b
-    Example:
+    Examples:
       hf-synthesizer suggest bert-base-uncased --variant random --budget 0.5 --texts texts.txt --json > plan.json
+      hf-synthesizer suggest tuned --by heads --variant random+salience --budget 0.5,0.9 --texts texts.txt --json > plan.json
     """
-    share: int | float
-    try:
-        share = int(budget) if budget.isdigit() else float(budget)
-    except ValueError:
-        raise typer.BadParameter(f"--budget {budget}: give a share such as 0.5, or a number such as 3.") from None
+    budgets = [] if budget is None else [budget_of(part) for part in budget.split(",")]
+    if by is By.LAYERS and len(budgets) > 1:
+        raise typer.BadParameter(f"--budget {budget}: several budgets are for --by heads; give one share or number.")
     options = options_of(option, max_length)
     with working():
         from ..config import SynthesizerConfig
-        from ..transfer import suggest_layers
+        from ..transfer import suggest_heads, suggest_layers
         from ..transfer.texts import read_texts, text_batches
 
         rows, teacher, tokenizer = read_texts(texts, column), load(model, task, auto_class), load_tokenizer(model)
         loader = text_batches(rows, tokenizer, teacher, batch_size=batch_size, max_length=max_length, seed=seed)
         config = SynthesizerConfig.create(variant, **options)  # the plan then says all that patch has to know
-        found = suggest_layers(
-            teacher,
-            loader,
-            config,
-            share,
-            steps=steps,
-            batches=batches,
-            progress=watched(),
-            max_length=config.max_length,
+        wanted: dict[str, Any] = {} if steps is None else {"steps": steps}
+        wanted |= {"batches": batches, "progress": watched(), "max_length": config.max_length}
+        found = (
+            suggest_heads(teacher, loader, config, budgets or 0.9, **wanted)
+            if by is By.HEADS
+            else suggest_layers(teacher, loader, config, budgets[0] if budgets else 0.5, **wanted)
         )
     show(found.to_dict(), str(found), json)
+
+
+def budget_of(text: str) -> int | float:
+    """`"0.5"` is a share, `"3"` a number.
+
+    Raises:
+        BadParameter: for anything else.
+    """
+    try:
+        return int(text) if text.strip().isdigit() else float(text)
+    except ValueError:
+        raise typer.BadParameter(f"--budget {text}: give a share such as 0.5, or a number such as 3.") from None
 
 
 def transfer(

@@ -11,7 +11,7 @@ from torch import nn
 from ..config import HeadGroupsConfig, LayerConfig
 from ..errors import InvalidConfigError
 from ..synthesizers.stock_weights import is_quantized
-from .wiring import find_wiring, head_dim
+from .wiring import find_wiring, head_dim, query_heads, value_heads
 
 if TYPE_CHECKING:
     from .mixin import SynthesizerMixin
@@ -160,6 +160,8 @@ COUNTS = frozenset(
     ["num_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "embed_dim", "all_head_size"]
 )
 """Names by which a stock forward may count on having all heads."""
+PLACES = frozenset(["split", "split_size", "hidden_size"])
+"""Names by which a stock forward may take a fused projection apart at places that it knows beforehand."""
 NORMS = frozenset([name for name in UNDERSTOOD if "norm" in name])
 """What models call norms of queries and keys."""
 
@@ -167,13 +169,16 @@ NORMS = frozenset([name for name in UNDERSTOOD if "norm" in name])
 def takes_fewer_heads(module: nn.Module) -> bool:
     """Whether the stock forward of an attention module may be given projections that make some heads' queries and keys alone.
 
-    That is where it finds the number of heads by their width, and norms, if there are any, are a head's own.
+    That is where it finds the number of heads by their width, and norms, if there are any, are a head's own. One projection of
+    queries, keys and values makes fewer values as well then.
     """
     wiring = find_wiring(module)
     stock = getattr(module, "stock_class", type(module))
-    if wiring is None or wiring.fused or find_face(stock) is None or _names_used(stock) & COUNTS:
+    if wiring is None or find_face(stock) is None or _names_used(stock) & COUNTS:
         return False
-    if any(is_quantized(cast(nn.Module, module._modules[name])) for name in (wiring.query, wiring.key)):
+    if wiring.fused and (_names_used(stock) & PLACES or value_heads(module) != query_heads(module)):
+        return False
+    if any(is_quantized(cast(nn.Module, module._modules[name])) for name in wiring.replaced):
         return False
     norms = [norm for name, norm in module._modules.items() if name in NORMS and norm is not None]
     weights = [getattr(norm, "weight", None) for norm in norms]

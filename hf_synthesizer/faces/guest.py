@@ -19,13 +19,13 @@ from transformers import AttentionInterface
 from ..config import LayerConfig
 from ..errors import UnsupportedModelError
 from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
-from ..synthesizers.stock_weights import rows_of
-from .attention import asks_for_backend, find_face, takes_fewer_heads, uses_attention_interface
+from .attention import asks_for_backend, find_face, uses_attention_interface
 from .caching import past_length, slots_before
+from .compared_heads import ComparedHeads
 from .guest_cache import KeySideCache
-from .mixin import SynthesizerMixin, says_positions
+from .mixin import says_positions
 from .stock_dot_product import StockDotProduct, dot_product, of_heads
-from .wiring import any_wiring, find_wiring, head_dim, head_rows, in_features, query_heads, value_heads
+from .wiring import any_wiring, find_wiring, head_dim, in_features, query_heads
 
 NAME = "hf_synthesizer"
 """What our attention function is called in Transformers' interface."""
@@ -65,7 +65,7 @@ class Call:
     answered: bool = False
 
 
-class GuestFace(SynthesizerMixin):
+class GuestFace(ComparedHeads):
     """A stock attention class whose forward runs as it is, with our attention function in place of its own."""
 
     counts_from_padding = True
@@ -116,17 +116,17 @@ class GuestFace(SynthesizerMixin):
         lost = sum(parameter.numel() for module in kept for parameter in module.parameters())
         self.__dict__["_stock_logit_parameters"] = lost
         self.synthesizer = self.build(config, moved, example)
-        self.keep_compared_heads()
+        beside = self.keep_compared_heads()
         name = self.guard_name
         moved = cast(nn.Module, self._modules[name])
         # The class is made for one stock class, whose names are the same in all its objects.
         setattr(type(self), name, moved_projection(name))
-        self._modules["stock"] = nn.ModuleDict({name: moved})
+        self._modules["stock"] = nn.ModuleDict({name: moved, **beside})
         del self._modules[name]
         self.stand_guard(config, self.place_of(moved, example)[0])
 
-    def take_projections(self, synthesizer: Synthesizer) -> None:
-        """A part `dot_product` gets its logits from the stock forward; a shared projection starts afresh."""
+    def take_projections(self, synthesizer: Synthesizer) -> Synthesizer:
+        """`dot_product`, alone or as a part, gets its logits from the stock forward; a shared projection starts afresh."""
         groups = synthesizer.groups if isinstance(synthesizer, HeadGroups) else None
         members = [("", tuple(range(self.dimensions[1])), synthesizer)]
         if isinstance(synthesizer, HeadGroups):
@@ -136,35 +136,11 @@ class GuestFace(SynthesizerMixin):
             given.heads = heads
             if isinstance(group, MixtureSynthesizer) and "dot_product" in group.parts:
                 group.parts["dot_product"] = given
-            elif groups is not None and isinstance(group, DotProductSynthesizer):
+            elif isinstance(group, DotProductSynthesizer):
+                if groups is None:
+                    return given
                 groups[name] = given
-
-    def keep_compared_heads(self) -> None:
-        """Cut the query and key projections down to the heads that compare tokens, and their groups' keys."""
-        compared = sorted(head for part in self.stock_parts for head in part.heads)
-        some = isinstance(self.synthesizer, HeadGroups) and 0 < len(compared) < self.dimensions[1]
-        self.__dict__["_compared"] = compared if some else list(range(self.dimensions[1]))
-        shared = self.dimensions[1] // value_heads(self)
-        self.__dict__["_kept_keys"] = sorted({head // shared for head in self.compared}) if some else None
-        if some and takes_fewer_heads(self):
-            for name, heads in ((self.wiring.query, compared), (self.wiring.key, self.kept_keys or [])):
-                projection = cast(nn.Module, self._modules[name])
-                self._modules[name] = rows_of(projection, head_rows(self, heads)).train(self.training)
-
-    @property
-    def compared(self) -> list[int]:
-        """The heads that compare tokens."""
-        return self.__dict__["_compared"]
-
-    @property
-    def kept_keys(self) -> list[int] | None:
-        """Where not all heads compare tokens: which of the stock layer's keys those heads have, of G groups of heads."""
-        return self.__dict__["_kept_keys"]
-
-    @property
-    def stock_parts(self) -> list[StockDotProduct]:
-        """What the stock forward makes of the logits."""
-        return [part for part in self.synthesizer.modules() if isinstance(part, StockDotProduct)]
+        return synthesizer
 
     def call_stock(self, *args: Any, **kwargs: Any) -> Any:
         """The stock forward; its attention function is `attend_as_guest`.
@@ -223,7 +199,7 @@ class GuestFace(SynthesizerMixin):
         Args:
             query: (B, H, Lq, d_h).
             key: (B, G, Lk, d_h) for G ≤ H groups of heads. Of queries and keys, those of the heads that compare tokens suffice.
-            value: (B, G, Lk, d_v).
+            value: (B, G, Lk, d_v), or those of the heads that compare tokens, where all are projected together.
             mask: (B, 1 or H, Lq, Lk), bool or additive, or None.
             scaling: the factor of the dot products.
             dropout: 0 outside training.
@@ -241,6 +217,7 @@ class GuestFace(SynthesizerMixin):
         self.require_bias_of_positions(call, position_bias)
         call.answered = True
         heads, length = self.dimensions[1], query.shape[2]
+        value = self.all_values(value, call.hidden_states)
         shared = heads // value.shape[1]
         whole = (query.shape[1] == heads, key.shape[1] == value.shape[1])
         if shared > 1:
@@ -268,7 +245,8 @@ class GuestFace(SynthesizerMixin):
         wiring = self.wiring
         used = (wiring.query, wiring.key) if any(made.is_stock for _, made in self.synthesizers()) else ()
         names = [wiring.fused] if wiring.fused else [*used, wiring.value]
-        return [moved.get(name, name) for name in names]
+        beside = [f"stock.{wiring.value}"] if "_values" in self.__dict__ else []
+        return [*(moved.get(name, name) for name in names), *beside]
 
     def require_whole(self, call: Call, query: torch.Tensor) -> None:
         """Raise `UnsupportedModelError` unless these are the queries of the hidden states, all of them, and once."""

@@ -56,6 +56,7 @@ class KeySideCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`update`, where only the groups of heads `kept` have keys that anybody needs."""
         states, width = self.call.key_states, key.shape[-1]
+        value = self.layer.all_values(value, self.call.hidden_states)
         if key.shape[1] != len(kept):
             key = key[:, kept]
         flat = key.transpose(1, 2).flatten(2)  # (B, L, G' · d_h)

@@ -194,19 +194,19 @@ class SynthesizerMixin(nn.Module):
             synthesizer = build_synthesizer(config, hidden_size, heads, config.max_length or 0, head_dim=width)
         synthesizer.to(dtype)
         synthesizer.set_causal(bool(getattr(self, "is_causal", False)))
-        self.take_projections(synthesizer)
-        return synthesizer.train(self.training)
+        return self.take_projections(synthesizer).train(self.training)
 
     @staticmethod
     def place_of(projection: nn.Module, example: torch.Tensor | None) -> tuple[torch.device, torch.dtype]:
         """The device and dtype of a stock projection; a quantized one may have the example's, or torch's own."""
         return place_of(projection, torch.empty(0) if example is None else example)
 
-    def take_projections(self, synthesizer: Synthesizer) -> None:
-        """Hand the stock query and key projections to a synthesizer that has a use for them."""
+    def take_projections(self, synthesizer: Synthesizer) -> Synthesizer:
+        """Hand the stock query and key projections to a synthesizer that has a use for them, and give it back."""
         if any(get_variant(part).load_stock is not Synthesizer.load_stock for part in synthesizer.config.parts):
             query, key = (projection_of(self, self.wiring, name) for name in ("query", "key"))
             synthesizer.load_stock(query=query, key=key, scaling=self.logit_scaling)
+        return synthesizer
 
     def stand_guard(self, config: LayerConfig, device: torch.device) -> None:
         """Put a guard under the stock name of the projection that is gone or has moved."""

@@ -119,6 +119,13 @@ def head_rows(module: nn.Module, heads: Sequence[int]) -> torch.Tensor:
     return (torch.tensor(heads)[:, None] * width + torch.arange(width)).flatten()
 
 
+def fused_rows(module: nn.Module, wiring: Wiring, which: Sequence[str], heads: Sequence[int]) -> torch.Tensor:
+    """The rows of a fused projection that make the `which` ("query", "key", "value") of these heads, in the projection's order."""
+    total = out_features(cast(nn.Module, module._modules[cast(str, wiring.fused)]))
+    rows = cast(Callable[..., dict[str, torch.Tensor]], wiring.rows)(module, total)
+    return torch.cat([rows[name].view(-1, head_dim(module))[list(heads)].flatten() for name in which]).sort().values
+
+
 def head_dim(module: nn.Module) -> int:
     """The width d_h of one head of a stock attention module."""
     return int(_attribute(module, ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")))

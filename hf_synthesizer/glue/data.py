@@ -15,11 +15,12 @@ from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator
 from transformers.utils import logging
 
-from .tasks import DataError, Task, choices_of, get_task, texts_of
+from ..errors import DataError
+from ..tasks.files import read_files
+from .tasks import Task, choices_of, get_task, texts_of
 
 logger = logging.get_logger(__name__)
 
-READERS = {"csv": "csv", "json": "json", "jsonl": "json", "parquet": "parquet"}
 STSB_RANGE = (0.0, 5.0)
 BESIDE_THE_REPOSITORY = Path(__file__).resolve().parents[3] / "shared" / "data" / "glue"
 
@@ -99,27 +100,6 @@ def load_data(arguments: DataArguments) -> tuple[Task, DatasetDict]:
             rows = rows.select(range(min(limit, len(rows))))
         checked[split] = with_label_ids(task, split, rows, labels_needed)
     return task, checked
-
-
-def read_files(files: dict[str, Path]) -> dict[str, Dataset]:
-    """The splits from files; each must exist, have a known ending and at least one row."""
-    splits = {}
-    for split, path in files.items():
-        kind = READERS.get(path.suffix.lstrip("."))
-        if kind is None:
-            raise DataError(f"{path} ends in {path.suffix!r}: csv, json, jsonl and parquet can be read.")
-        if not path.is_file():
-            raise DataError(f"{path} does not exist.")
-        if not path.stat().st_size or (kind != "parquet" and not path.read_text(encoding="utf-8").strip()):
-            raise DataError(f"{path} is empty.")
-        try:
-            splits[split] = load_dataset(kind, data_files=str(path), split="train")
-        except Exception as error:  # each reader has its own
-            reason = str(error.__cause__ or error).strip().splitlines()[0]
-            raise DataError(f"{path} cannot be read as {kind}: {reason}") from error
-        if not len(splits[split]):
-            raise DataError(f"{path} has no rows.")
-    return splits
 
 
 def read_folder(folder: Path, task: Task) -> dict[str, Dataset]:

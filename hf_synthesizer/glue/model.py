@@ -1,4 +1,4 @@
-"""The model and its tokenizer, as the flags of the examples name them."""
+"""The classifier, as the flags of the examples name it."""
 
 from __future__ import annotations
 
@@ -6,48 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForMultipleChoice,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForMultipleChoice, AutoModelForSequenceClassification, PreTrainedModel
 
 from ..errors import InvalidConfigError
+from ..tasks.model import ModelArguments as TaskModelArguments
 from .tasks import Task
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(TaskModelArguments):
     """Which model, and from where."""
 
-    model_name_or_path: str = field(metadata={"help": "A model of the Hub or a folder; stock, or patched and saved."})
-    config_name: str | None = field(default=None, metadata={"help": "A config, if not the model's own."})
-    tokenizer_name: str | None = field(default=None, metadata={"help": "A tokenizer, if not the model's own."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where downloads are kept."})
-    model_revision: str = field(default="main", metadata={"help": "A branch, tag or commit of the Hub."})
-    token: str | None = field(default=None, metadata={"help": "A token of the Hub, if not the stored one."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run model code that the repository holds."})
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Start a head of another size afresh instead of failing."}
-    )
-
-    def download_options(self) -> dict[str, Any]:
-        """What each `from_pretrained` is called with."""
-        return {
-            "cache_dir": self.cache_dir,
-            "revision": self.model_revision,
-            "token": self.token,
-            "trust_remote_code": self.trust_remote_code,
-        }
-
-
-def load_tokenizer(arguments: ModelArguments) -> PreTrainedTokenizerBase:
-    """The tokenizer."""
-    return AutoTokenizer.from_pretrained(
-        arguments.tokenizer_name or arguments.model_name_or_path, **arguments.download_options()
     )
 
 

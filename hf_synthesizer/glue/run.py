@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from datasets import Dataset, DatasetDict
-from torch.utils.data import DataLoader
-from transformers import EvalPrediction, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from datasets import DatasetDict
+from transformers import EvalPrediction, Trainer, TrainingArguments, set_seed
 
-from .conversion import ConversionArguments, convert, load_student_and_teacher, transfer_text
+from ..errors import DataError
+from ..tasks.model import load_tokenizer
+from ..tasks.training import convert_before_training, evaluate, train, transfer_batches
+from .conversion import ConversionArguments, load_student_and_teacher, transfer_text
 from .data import DataArguments, collator, load_data, tokenize
 from .metrics import load_metric, predictions_of
-from .model import ModelArguments, load_tokenizer
-from .tasks import DataError, Task
+from .model import ModelArguments
+from .tasks import Task
 
 
 @dataclass
@@ -50,18 +47,22 @@ def run(
     tokenizer = load_tokenizer(model_arguments)
     encoded = {split: tokenize(task, data, tokenizer, data_arguments) for split, data in rows.items()}
     collate = collator(task, tokenizer, data_arguments)
+    rows_for_transfer = encoded.get("train", next(iter(encoded.values())))
     model, teacher = load_student_and_teacher(model_arguments, conversion, task, training.device)
 
-    with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
-        convert(
-            model,
+    convert_before_training(
+        model,
+        conversion,
+        training,
+        max_length=data_arguments.max_length,
+        dataloader=transfer_batches(
+            lambda: transfer_text(rows_for_transfer, conversion, data_arguments, tokenizer, training.seed),
             conversion,
-            max_length=data_arguments.max_length,
-            dataloader=_text_of(encoded, conversion, data_arguments, tokenizer, collate, training.seed),
-            teacher=teacher,
-            autocast=torch.bfloat16 if training.bf16 else None,
-            checkpoint_dir=Path(training.output_dir) / "transfer",
-        )
+            collate,
+            training.seed,
+        ),
+        teacher=teacher,
+    )
     del teacher  # its memory is free for the training
 
     metric = load_metric(task, network=not data_arguments.local_metrics)
@@ -82,24 +83,11 @@ def run(
     )
     metrics: dict[str, float] = {}
     if training.do_train:
-        checkpoint = training.resume_from_checkpoint
-        if checkpoint is None and os.path.isdir(training.output_dir):
-            checkpoint = get_last_checkpoint(training.output_dir)
-        found = trainer.train(resume_from_checkpoint=checkpoint).metrics
-        found["train_samples"] = len(encoded["train"])
-        trainer.save_model()
-        trainer.log_metrics("train", found)
-        trainer.save_metrics("train", found)
-        trainer.save_state()
-        metrics |= found
+        metrics |= train(trainer)
     if training.do_eval:
         for split in task.validation:
             suffix = split.removeprefix("validation")  # MNLI has two validation sets
-            found = trainer.evaluate(encoded[split], metric_key_prefix=f"eval{suffix}")
-            found[f"eval{suffix}_samples"] = len(encoded[split])
-            trainer.log_metrics(f"eval{suffix}", found)
-            trainer.save_metrics(f"eval{suffix}", found)
-            metrics |= found
+            metrics |= evaluate(trainer, encoded[split], f"eval{suffix}")
     if training.do_predict:
         for split in _tests_of(encoded):
             outputs = trainer.predict(encoded[split].remove_columns("labels"), metric_key_prefix="predict").predictions
@@ -114,27 +102,6 @@ def run(
             dataset=f"{task.dataset} {task.config}",
         )
     return metrics
-
-
-def _text_of(
-    encoded: dict[str, Dataset],
-    conversion: ConversionArguments,
-    data_arguments: DataArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    collate: Callable[[list], dict],
-    seed: int,
-) -> Iterable[dict[str, Any]]:
-    """What a conversion looks at: batches made of the training rows, without labels."""
-    if conversion.variant is None:
-        return ()
-    rows = encoded.get("train", next(iter(encoded.values())))
-    return DataLoader(
-        transfer_text(rows, conversion, data_arguments, tokenizer, seed),  # type: ignore[arg-type]
-        batch_size=conversion.transfer_batch_size,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(seed),
-        collate_fn=collate,
-    )
 
 
 def _require_splits(rows: DatasetDict, training: TrainingArguments, task: Task) -> None:

@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import SynthesizerError, did_you_mean
+from ..errors import DataError, did_you_mean
 
 GLUE = "nyu-mll/glue"
 SUPER_GLUE = "aps/super_glue"
 MULTIPLE_CHOICE = "multiple_choice"
-
-
-class DataError(SynthesizerError, ValueError):
-    """Data or a task that cannot be trained on; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)

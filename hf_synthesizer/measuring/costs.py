@@ -35,12 +35,14 @@ class Cost:
 class CostReport:
     """What is synthesized, and what that costs beside stock attention. Prints as two tables.
 
-    `flops` count matrix products with every pair of tokens (`count_flops` under eager attention); variants that choose their
-    keys do less than that. `costs` is empty for a model that reads no tokens.
+    `flops` count matrix products with every pair of tokens (`count_flops` under eager attention). The layers `counted_whole`
+    have variants that choose their keys: what these compute is less, and how much less depends on what they read. `costs` is
+    empty for a model that reads no tokens.
     """
 
     layers: PatchReport
     costs: tuple[Cost, ...]
+    counted_whole: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -50,6 +52,7 @@ class CostReport:
             "parameters": self.layers.parameters_after,
             "stock_parameters": self.layers.parameters_before,
             "costs": [asdict(cost) for cost in self.costs],
+            "counted_whole": list(self.counted_whole),
         }
 
     def __str__(self) -> str:
@@ -60,6 +63,12 @@ class CostReport:
         for cost in self.costs:
             numbers = (cost.flops / 1e9, cost.stock_flops / 1e9, cost.cache_bytes / 1e3, cost.stock_cache_bytes / 1e3)
             lines.append(f"{cost.length:>6}  " + "  ".join(f"{number:>12,.3f}" for number in numbers))
+        if self.counted_whole:
+            lines += [
+                "",
+                f"Counted as if every query looked at every key, which is more than they compute, for they choose their keys: "
+                f"{', '.join(self.counted_whole)}.",
+            ]
         return "\n".join(lines)
 
 
@@ -86,7 +95,7 @@ def cost_report(model: PreTrainedModel, lengths: Iterable[int] | None = None) ->
             f"Asked for the costs of {max(chosen)} tokens, but this model takes {longest} at most. Name shorter lengths."
         )
     ours, stock = _outline(model, type(model), model.config), _stock_outline(model)
-    return CostReport(layers, tuple(_cost(length, ours, stock) for length in chosen))
+    return CostReport(layers, tuple(_cost(length, ours, stock) for length in chosen), _choosing(model))
 
 
 def stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -96,6 +105,16 @@ def stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
     values = {name: value for name, value in config.to_dict().items() if name not in ("synthesizer", "auto_map")}
     cls: Any = stock_of(type(config))
     return cls.from_dict({**values, "model_type": cls.model_type})
+
+
+def _choosing(model: PreTrainedModel) -> tuple[str, ...]:
+    """The names of the layers some heads of which choose their keys."""
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, SynthesizerMixin)
+        and any(getattr(part, "chooses_keys", False) for part in module.synthesizer.modules())
+    )
 
 
 def _longest(model: PreTrainedModel) -> int:

@@ -12,22 +12,29 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import InvalidConfigError
-from ..transfer import Suggestion, TransferReport
+from ..transfer import HeadSuggestion, Suggestion, TransferReport
 from .figures import COLOURS, QUIET, STOCK
+from .heads import plot_heads
 
 LOSSES = ("loss", "eval_loss", "train_loss")
 ASIDE = ("epoch", "step", "learning_rate", "grad_norm", "total_flos")
 
 
-def plot_suggestion(suggestion: Suggestion | Mapping[str, Any]) -> Figure:
+def plot_suggestion(suggestion: Suggestion | HeadSuggestion | Mapping[str, Any]) -> Figure:
     """What each layer costs if it alone is swapped, and what the suggested ones cost together, in the order of their choice.
 
+    Of heads: a map of layers × heads, and beside it what the budgets that were measured do to the answers.
+
     Args:
-        suggestion: what `suggest_layers` returned, or the dict of it.
+        suggestion: what `suggest_layers` or `suggest_heads` returned, or the dict of it.
 
     Raises:
         InvalidConfigError: for one without measurements.
     """
+    if isinstance(suggestion, HeadSuggestion):
+        return plot_heads(suggestion)
+    if not isinstance(suggestion, Suggestion) and "heads" in suggestion:
+        return plot_heads(HeadSuggestion.from_dict(suggestion))
     found = suggestion if isinstance(suggestion, Suggestion) else Suggestion.from_dict(suggestion)
     if not found.costs:
         raise InvalidConfigError("This suggestion holds no measured costs: take the one that suggest_layers returned.")

@@ -77,6 +77,9 @@ def plot_lengths(variants: Mapping[str, Points], label: str, title: str = "") ->
     lengths = sorted({length for points in variants.values() for length, _ in points})
     axis.set_xticks(lengths, [str(length) for length in lengths])
     axis.yaxis.set_major_formatter("{x:g}")
+    numbers_shown = [number for points in variants.values() for _, number in points]
+    if max(numbers_shown) < 10 * min(numbers_shown):  # hardly a power of ten is among them
+        axis.yaxis.set_minor_formatter("{x:g}")
     axis.set_xlabel("length")
     axis.set_ylabel(label)
     axis.set_title(title)

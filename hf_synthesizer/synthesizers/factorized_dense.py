@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import InvalidConfigError
 from ..gemm import linear
-from ..logits import Explicit, Logits, Tiled
+from ..logits import Logits, Placed, Tiled
 from ..positions import Positions
 from .base import Synthesizer
 from .registry import register_variant
@@ -53,9 +53,7 @@ class FactorizedDenseSynthesizer(Synthesizer):
         outer = hidden @ self.outer_weight + self.outer_bias  # (B, H, Lq, b)
         if not positions.per_row:
             return Tiled(inner, outer, positions.key_length)
-        logits = Tiled(inner, outer, self.max_length).materialize()  # (B, H, Lq, N)
-        columns = positions.key[:, None, None, :]  # type: ignore[index]
-        return Explicit(logits.gather(-1, columns.expand(len(logits), *logits.shape[1:-1], -1)))
+        return Placed(Tiled(inner, outer, self.max_length), positions.key)  # type: ignore[arg-type]
 
 
 def default_factors(max_length: int) -> tuple[int, int]:

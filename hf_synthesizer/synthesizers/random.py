@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..logits import Explicit, Logits, Static
+from ..logits import Logits, Placed, Static
 from ..positions import Positions, span
 from .base import Synthesizer
 from .patterns import handcrafted_logits
@@ -42,11 +42,10 @@ class RandomSynthesizer(Synthesizer):
         return self.table.expand(self.num_heads, -1, -1)
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
-        rows = positions.queries(self.static_table())  # (H, Lq, N), or (B, H, Lq, N)
-        if not positions.per_row:
-            return Static(span(rows, 0, positions.key_length, dim=-1))
-        columns = positions.key[:, None, None, :]  # type: ignore[index]
-        return Explicit(rows.gather(-1, columns.expand(*rows.shape[:-1], -1)))  # (B, H, Lq, Lk)
+        table = self.static_table()
+        if positions.per_row:
+            return Placed(Static(table), positions.key, positions.query)  # type: ignore[arg-type]
+        return Static(span(positions.queries(table), 0, positions.key_length, dim=-1))  # (H, Lq, Lk)
 
 
 @register_variant("fixed_random")

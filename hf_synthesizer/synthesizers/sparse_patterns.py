@@ -25,7 +25,7 @@ class PatternSynthesizer(SharedProjectionSynthesizer):
 
 @register_variant("sparse_strided")
 class SparseStridedSynthesizer(PatternSynthesizer):
-    """Half of the heads attend to |i − j| ≤ l, the others to (i − j) mod l = 0."""
+    """Half of the heads attend to abs(i − j) ≤ l, the others to (i − j) mod l = 0."""
 
     formula = "x̃_i[h] · x̃_j[h] · scaling where abs(i − j) ≤ l, or in half of the heads (i − j) mod l = 0"
     pattern = Strides

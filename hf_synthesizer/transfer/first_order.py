@@ -195,7 +195,20 @@ def write_factors(
         count: (N), how often a position was seen; those that never were have no say.
         constant: c.
     """
-    a, b = dense.factors
+    fine, coarse = fine_and_coarse(keys, count, dense.factors)
+    for part, factor, bias in (
+        (fine, dense.inner_weight, dense.inner_bias),
+        (coarse, dense.outer_weight, dense.outer_bias),
+    ):
+        factor.copy_(part.transpose(-1, -2) / constant)
+        bias.copy_(constant - torch.einsum("hnc,hc->hn", part, taken_out).unsqueeze(1) / constant)
+
+
+def fine_and_coarse(
+    keys: torch.Tensor, count: torch.Tensor, factors: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """F (h, a, d_h) and G (h, b, d_h) with `key_j ≈ F[j mod a] + G[j div a]`, by least squares over the positions that were seen."""
+    a, b = factors
     place = torch.arange(keys.shape[1])
     which = torch.zeros(keys.shape[1], a + b, dtype=keys.dtype)  # (N, a + b)
     which[place, place % a] = 1
@@ -203,9 +216,4 @@ def write_factors(
     weight = (count / count.sum().clamp(min=1)).sqrt().unsqueeze(-1)
     centred = keys - (keys * weight.square()).sum(1, keepdim=True)  # softmax does not see what all keys have alike
     parts = torch.linalg.pinv(which * weight) @ (centred * weight)  # (h, a + b, d_h)
-    for part, factor, bias in (
-        (parts[:, :a], dense.inner_weight, dense.inner_bias),
-        (parts[:, a:], dense.outer_weight, dense.outer_bias),
-    ):
-        factor.copy_(part.transpose(-1, -2) / constant)
-        bias.copy_(constant - torch.einsum("hnc,hc->hn", part, taken_out).unsqueeze(1) / constant)
+    return parts[:, :a], parts[:, a:]

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..config import SynthesizerConfig
 from ..errors import AlreadyPatchedError
 from ..faces.mixin import SynthesizerMixin
-from ..faces.wiring import query_heads
+from ..faces.wiring import query_heads, value_heads
 from ..patching.slots import find_slots
 from ..patching.swap import patch_model
 from .closed_forms import has_closed_form
@@ -100,6 +100,7 @@ def suggest_heads(
     variant: str | SynthesizerConfig,
     budget: Budget | Iterable[Budget] = 0.9,
     *,
+    whole_keys: bool = True,
     steps: int | None = None,
     batches: int = 8,
     autocast: torch.dtype | None = None,
@@ -122,6 +123,8 @@ def suggest_heads(
         variant: what the chosen heads get.
         budget: how many heads to synthesize: a share of all (a float in (0, 1], rounded up), or a number (an int). Of several
             the last one is what the suggestion is for; all are measured (`curve`).
+        whole_keys: whether heads that share a key (grouped-query attention) are chosen together, by their mean cost: a decoder's
+            cache keeps that key as long as one of them compares tokens. If not, each head is judged by itself.
         steps: training steps of the logits; by default 150 where the variant has no closed form, else none.
         batches: how many batches the costs are measured on.
         autocast: for instance `torch.bfloat16`.
@@ -135,7 +138,9 @@ def suggest_heads(
     """
     _require_stock(teacher, "suggest_heads")
     keys, budgets = _keys(teacher), budgets_of(budget)
-    heads = {slot.label: query_heads(slot.module) for slot in find_slots(teacher)[0]}
+    modules = {slot.label: slot.module for slot in find_slots(teacher)[0]}
+    heads = {label: query_heads(module) for label, module in modules.items()}
+    heads_of_a_key = {label: heads[label] // value_heads(module) for label, module in modules.items()}
     counts = sorted({count_of(one, sum(heads.values()), "heads") for one in budgets})
     config = variant if isinstance(variant, SynthesizerConfig) else SynthesizerConfig(variant)
     pairs = _taught(teacher, dataloader, config, steps, autocast, progress, options)
@@ -145,7 +150,10 @@ def suggest_heads(
     with _frozen(teacher, *students), observing(teacher), gated(pairs) as gates, mixed:
         costs = head_costs(teacher, gates, measured, {label: heads[label] for label in keys})
         own = SynthesizerConfig.create(**{**config.to_dict(), **options})
-        suggestion = HeadSuggestion(own, {keys[label]: row for label, row in costs.items()}, budgets[-1])
+        shared = {keys[label]: count for label, count in heads_of_a_key.items() if whole_keys}
+        suggestion = HeadSuggestion(
+            own, {keys[label]: row for label, row in costs.items()}, budgets[-1], shared=shared
+        )
         labels = {key: label for label, key in keys.items()}
         for count in counts:
             chosen = {labels[key]: row for key, row in suggestion.at(count).heads.items()}

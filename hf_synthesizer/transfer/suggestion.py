@@ -73,6 +73,8 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
             relative to their size). An order, not a forecast.
         curve: for each number of heads that a budget came to, what their swaps together do, measured.
         budget: what the hybrid was made for; `at(budget)` makes one for another, from the same costs.
+        shared: for each layer, how many neighbouring heads are chosen together, by their mean cost: those that share a key, which
+            a cache keeps as long as one of them compares. 1 where it is not named.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
         costs: Mapping[int | str, list[float]],
         budget: Budget,
         curve: Mapping[int, float] | None = None,
+        shared: Mapping[int | str, int] | None = None,
     ):
         self.variant = variant
+        self.shared = {layer: count for layer, count in (shared or {}).items() if count > 1}
         self.costs = dict(costs)
         self.curve = dict(curve or {})
         self.budget = budget
@@ -98,9 +102,14 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
 
     @property
     def order(self) -> list[tuple[int | str, int]]:
-        """All heads, (layer, head), the cheapest first."""
-        heads = [(layer, head) for layer, row in self.costs.items() for head in range(len(row))]
-        return sorted(heads, key=lambda head: self.costs[head[0]][head[1]])
+        """All heads, (layer, head), the cheapest first; those that share a key one after the other."""
+        ranked = []
+        for number, (layer, row) in enumerate(self.costs.items()):
+            count = self.shared.get(layer, 1)
+            for head, cost in enumerate(row):
+                together = row[head // count * count :][:count]
+                ranked.append((sum(together) / len(together), number, head // count, cost, layer, head))
+        return [(layer, head) for *_, layer, head in sorted(ranked, key=lambda entry: entry[:4])]
 
     @property
     def heads(self) -> dict[int | str, list[int]]:
@@ -114,7 +123,7 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
 
     def at(self, budget: Budget) -> HeadSuggestion:
         """The suggestion for another budget, from the same costs."""
-        return HeadSuggestion(self.variant, self.costs, budget, self.curve)
+        return HeadSuggestion(self.variant, self.costs, budget, self.curve, self.shared)
 
     def picture(self) -> str:
         """Layers × heads: `·` is synthesized, and a head that goes on comparing tokens is the darker the more it would cost."""
@@ -153,6 +162,7 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
             "budget": self.budget,
             "heads": [[key, row] for key, row in self.costs.items()],
             "curve": [[count, change] for count, change in self.curve.items()],
+            "shared": [[key, count] for key, count in self.shared.items()],
             "hybrid": hybrid_to_dict(self),
         }
 
@@ -165,7 +175,8 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
         """
         try:
             variant = SynthesizerConfig.from_dict(data["variant"])
-            made = cls(variant, dict(data["heads"]), data["budget"], {int(n): c for n, c in data["curve"]})
+            curve = {int(number): change for number, change in data["curve"]}
+            made = cls(variant, dict(data["heads"]), data["budget"], curve, dict(data.get("shared", ())))
             hybrid = hybrid_from_dict(data["hybrid"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidConfigError(

@@ -32,7 +32,7 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
         return False
     if isinstance(mask.causal_offset, torch.Tensor) or (mask.causal_offset is not None and mask.causal_offset < 0):
         return False
-    if value.shape[-2] == 0 or 0 in value.shape:
+    if terms.placed or 0 in value.shape:
         return False
     added = added_terms(terms)
     if len(added) > MOST_ADDED:

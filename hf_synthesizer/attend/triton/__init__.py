@@ -60,7 +60,7 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
         return False
     if mask.keep is not None and mask.keep.shape[-2] != 1:
         return False
-    if terms.explicit or len(terms.tiled) > 1:
+    if terms.explicit or terms.placed or len(terms.tiled) > 1:
         return False
     rank = sum(query.shape[-1] for query, _ in terms.low_rank)
     rank += sum(term.table.shape[-1] for term in terms.static if term.keys is not None)

@@ -1,0 +1,171 @@
+#!/usr/bin/env python
+"""The paper's comparison at the size that one core carries: every variant on the same task, budget and seed.
+
+    python benchmarks/paper.py --list                                      # what there is, what is missing
+    python benchmarks/paper.py --tasks clm --seeds 0 --threads 1           # run a part of it
+    python benchmarks/paper.py --weights WEIGHTS/flan-t5-small             # run the rest
+    python benchmarks/paper_table.py                                       # tables
+
+A run is a task, a variant and a seed; it writes one JSON file into benchmarks/results/paper, and one that is there is skipped.
+All variants of a task see the same rows in the same order for as many epochs, at the same rate; nothing is selected on the test
+set. Only self-attention is swapped. Data is looked for in --data (`mt/`, `lm/`, `summ/`). Seconds are processor time. benchmarks/
+paper_tasks.py has the models, which are small and see little text: what can be compared is the order of variants within a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from paper_tasks import STOCK, TASKS, Task  # noqa: E402
+from records import commit, processor  # noqa: E402
+
+from hf_synthesizer.glue.training import finetune  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "paper"
+VARIANTS = (
+    STOCK,
+    "random",
+    "fixed_random",
+    "factorized_random",
+    "dense",
+    "factorized_dense",
+    "random+dense",
+    "dense+dot_product",
+    "random+dot_product",
+    "random+salience",
+    "dense+salience",
+)
+SEEDS = {"clm": (0, 1, 2), "translation": (0, 1, 2), "mlm": (0,), "summarization": (0,)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of the benchmark."""
+
+    task: str
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.variant}-seed{self.seed}"
+
+    @property
+    def path(self) -> Path:
+        return RESULTS / f"{self.name}.json"
+
+
+def all_runs() -> list[Run]:
+    """Everything that the tables need, the first seed of every task first."""
+    every = [Run(task, variant, seed) for task in TASKS for seed in SEEDS[task] for variant in VARIANTS]
+    return sorted(every, key=lambda run: run.seed)
+
+
+def arguments_of(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--data", type=Path, default=ROOT.parent / "shared" / "data", help="a folder with mt, lm and summ"
+    )
+    parser.add_argument("--weights", type=Path, help="the folder of FLAN-T5-small, from benchmarks/fetch_weights.py")
+    parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as clm-dense-seed0")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, help="these tasks alone")
+    parser.add_argument("--variants", nargs="*", choices=VARIANTS, help="these variants alone")
+    parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
+    parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
+    parser.add_argument("--work_dir", type=Path, default=Path("outputs/paper"), help="where vocabularies are kept")
+    parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models and a few rows, to show that everything works"
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run what is asked for and not there yet."""
+    arguments = arguments_of(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    runs = [run for run in all_runs() if wanted(run, arguments)]
+    missing = [run for run in runs if not run.path.exists()]
+    if arguments.list:
+        for run in runs:
+            print(f"{'missing' if run in missing else 'there':8} {run.name}")
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs are there", flush=True)
+    if arguments.list:
+        return
+    code = commit()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name, group in itertools.groupby(missing, key=lambda run: run.task):
+        task = TASKS[name](arguments.data, arguments.work_dir, arguments.weights, arguments.quick)
+        for run in group:
+            print(f"\n{run.name}", flush=True)
+            result = {**measure(task, run), "commit": code}
+            temporary = run.path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(result, indent=1) + "\n")
+            temporary.replace(run.path)
+            print(f"{run.name}: {task.score} {result['score']:.3f} ({result['train_seconds']:.0f} s)", flush=True)
+
+
+def wanted(run: Run, arguments: argparse.Namespace) -> bool:
+    """Whether the command line selects a run."""
+    return (
+        (not arguments.only or run.name in arguments.only)
+        and (not arguments.tasks or run.task in arguments.tasks)
+        and (not arguments.variants or run.variant in arguments.variants)
+        and (not arguments.seeds or run.seed in arguments.seeds)
+    )
+
+
+def measure(task: Task, run: Run) -> dict[str, Any]:
+    """Train from the task's start, and judge."""
+    size = task.size
+    set_seed(run.seed)
+    model, facts = task.start(run.variant)
+    set_seed(run.seed)
+    batches = task.batches(run.seed)
+    started = time.process_time()
+    finetune(model, batches, epochs=size.epochs, learning_rate=size.learning_rate, description=run.name)
+    seconds = time.process_time() - started
+    started = time.process_time()
+    metrics = task.judge(model)
+    return {
+        **asdict(run),
+        "score": metrics[task.score],
+        "score_name": task.score,
+        "metrics": metrics,
+        **facts,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "train_rows": len(task.rows),
+        "train_steps": size.epochs * len(batches),
+        "train_seconds": seconds,
+        "judge_seconds": time.process_time() - started,
+        "size": asdict(size),
+        "threads": torch.get_num_threads(),
+        "machine": f"{processor()}, {platform.system()}",
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers", "tokenizers", "hf_synthesizer")},
+        },
+        "date": date.today().isoformat(),
+    }
+
+
+if __name__ == "__main__":
+    main()

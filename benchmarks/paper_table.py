@@ -1,0 +1,238 @@
+#!/usr/bin/env python
+"""The tables of docs/tasks.md, from the files that benchmarks/paper.py and benchmarks/decoders.py wrote.
+
+    python benchmarks/paper_table.py            # writes the tables into the document
+    python benchmarks/paper_table.py --check    # only says whether document and results agree
+
+`<!-- table: paper-clm (benchmarks/paper_table.py) -->` … `<!-- end of table -->` is where the table `paper-clm` goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import spearmanr
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENT = ROOT / "docs" / "tasks.md"
+PLACE = re.compile(
+    r"(<!-- table: ([a-z-]+) \(benchmarks/paper_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL
+)
+STOCK = "dot_product"
+VARIANTS = 11
+
+Results = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Literature:
+    """Figures of the paper's own size, as surveys and follow-ups report them."""
+
+    what: str
+    higher_is_better: bool
+    figures: dict[str, float]
+
+
+SURVEYS = "as surveys of the paper report it"
+NARANG = "Narang et al. 2021, T5-base"
+LITERATURE = {
+    "translation": Literature(
+        f"WMT English–German, BLEU, {SURVEYS}",
+        True,
+        {
+            "dot_product": 27.67,
+            "fixed_random": 23.89,
+            "random": 27.27,
+            "dense": 27.43,
+            "random+dense": 27.68,
+            "random+dot_product": 28.47,
+        },
+    ),
+    "clm": Literature(
+        f"LM1B, perplexity, {SURVEYS}",
+        False,
+        {
+            "dot_product": 38.21,
+            "random": 40.60,
+            "dense": 40.88,
+            "factorized_random": 42.40,
+            "dense+dot_product": 37.27,
+            "random+dot_product": 40.05,
+        },
+    ),
+    "mlm": Literature(
+        f"C4, loss of masked spans, {NARANG}",
+        False,
+        {
+            "dot_product": 1.838,
+            "random": 2.009,
+            "dense": 1.962,
+            "factorized_random": 1.968,
+            "random+dot_product": 1.842,
+            "dense+dot_product": 1.840,
+        },
+    ),
+    "summarization": Literature(
+        f"XSum, {NARANG}",
+        True,
+        {
+            "random": 10.35,
+            "dense": 14.27,
+            "factorized_random": 15.39,
+            "random+dot_product": 17.04,
+            "dense+dot_product": 16.96,
+        },
+    ),
+}
+SCORES = {
+    "clm": ("perplexity", False),
+    "translation": ("BLEU", True),
+    "mlm": ("perplexity", False),
+    "summarization": ("ROUGE-L", True),
+}
+
+
+def read(folder: Path) -> Results:
+    """All results of a folder."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def of_variants(results: Results, task: str) -> dict[str, Results]:
+    """The runs of each variant, the best mean first."""
+    found: dict[str, Results] = {}
+    for row in results:
+        if row["task"] == task:
+            found.setdefault(row["variant"], []).append(row)
+    sign = -1 if SCORES[task][1] else 1
+    return dict(sorted(found.items(), key=lambda item: sign * mean(item[1])))
+
+
+def mean(rows: Results, key: str = "score") -> float:
+    return statistics.mean(row[key] for row in rows)
+
+
+def table(results: Results, task: str) -> str:
+    """Each variant's score over its seeds, beside stock of the same seeds and the literature's figure."""
+    runs, known = of_variants(results, task), LITERATURE[task]
+    if not runs:
+        return f"*Not run yet: `python benchmarks/paper.py --tasks {task}` makes it.*"
+    name = SCORES[task][0]
+    lines = [
+        f"| attention | {name} | to dot product | parameters | training | literature |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for variant, rows in runs.items():
+        spread = f" ± {statistics.stdev(row['score'] for row in rows):.2f}" if len(rows) > 1 else ""
+        figure = known.figures.get(variant)
+        cells = [f"`{variant}`", f"{mean(rows):.2f}{spread}", against(rows, runs.get(STOCK, []), task)]
+        cells += [f"{max(row['parameters'] for row in rows) / 1e6:.2f} M", f"{mean(rows, 'train_seconds'):.0f} s"]
+        lines.append("| " + " | ".join([*cells, "" if figure is None else f"{figure:g}"]) + " |")
+    missing = VARIANTS - len(runs)
+    notes = [
+        f"Literature: {known.what}.",
+        order(runs, task),
+        provenance([row for rows in runs.values() for row in rows]),
+    ]
+    if missing:
+        notes.insert(0, f"**{missing} of {VARIANTS} kinds of attention have not been run yet.**")
+    return "\n".join(lines) + "\n\n" + " ".join(notes)
+
+
+def against(rows: Results, stock: Results, task: str) -> str:
+    """The mean difference to stock on the same seeds: points of BLEU and ROUGE, percent of a perplexity."""
+    there = {row["seed"]: row["score"] for row in stock}
+    shared = [row for row in rows if row["seed"] in there]
+    if not shared:
+        return ""
+    if SCORES[task][1]:
+        return f"{statistics.mean(row['score'] - there[row['seed']] for row in shared):+.2f}"
+    return f"{statistics.mean(row['score'] / there[row['seed']] - 1 for row in shared):+.1%}"
+
+
+def order(runs: dict[str, Results], task: str) -> str:
+    """In which order variants come there and here, and where the two disagree."""
+    known = LITERATURE[task]
+    both = [variant for variant in runs if variant in known.figures]
+    if len(both) < 3:
+        return "Too few variants are in both to compare their order."
+    sign = -1 if known.higher_is_better else 1
+    there = sorted(both, key=lambda variant: sign * known.figures[variant])
+    ranks = [[names.index(variant) for variant in both] for names in (both, there)]
+    swapped = [
+        f"`{first}` before `{second}`"
+        for place, first in enumerate(both)
+        for second in both[place + 1 :]
+        if there.index(first) > there.index(second)
+    ]
+    says = f"Here the other way round: {', '.join(swapped)}." if swapped else "No pair is the other way round."
+    return (
+        f"Best first, there: {', '.join(f'`{name}`' for name in there)}; here: {', '.join(f'`{name}`' for name in both)}. "
+        f"Rank correlation (Spearman) over these {len(both)}: {spearmanr(*ranks).statistic:.2f}. {says}"
+    )
+
+
+def provenance(results: Results) -> str:
+    """Where it was measured."""
+
+    def of(value: Callable[[dict[str, Any]], Any]) -> str:
+        return ", ".join(sorted({str(value(row)) for row in results}))
+
+    versions = "; ".join(
+        f"{name} {of(lambda row, name=name: row['versions'][name])}" for name in ("torch", "transformers")
+    )
+    commits = of(lambda row: row["commit"][:10])
+    return f"{of(lambda row: row['machine'])}, {of(lambda row: row['threads'])} thread; {versions}; seeds {of(lambda row: row['seed'])}; commit {commits}."
+
+
+def decoders(results: Results) -> str:
+    """What a pretrained decoder keeps, by the share that is synthesized."""
+    if not results:
+        return "*Not run yet: `python benchmarks/decoders.py` makes it.*"
+    points = {"fresh": "before", "closed": "closed form", "transfer": "transfer"}
+    lines = ["| attention | share | chosen by | " + " | ".join(points.values()) + " | transfer took |"]
+    lines.append("|---|---:|---|" + "---:|" * (len(points) + 1))
+    stock = next((row["stock_perplexity"] for row in results), None)
+    for row in sorted(results, key=lambda row: (row["variant"], row["share"], row["by"])):
+        found = row["points"]
+        cells = [f"`{row['variant']}`", f"{row['share']} %", row["by"]]
+        cells += [f"{found[point]['perplexity'] / stock:.2f} ×" if point in found else "not run" for point in points]
+        seconds = found.get("transfer", {}).get("seconds")
+        lines.append("| " + " | ".join([*cells, "" if seconds is None else f"{seconds:.0f} s"]) + " |")
+    blocks = ", ".join(sorted({str(row["judged_blocks"]) for row in results}))
+    notes = f"Perplexity relative to stock's {stock:.1f}, on {blocks} windows of {results[0]['max_length']} tokens of the test text. "
+    return "\n".join(lines) + "\n\n" + notes + provenance([{**row, "seed": row["seed"]} for row in results])
+
+
+def with_tables(text: str, folder: Path) -> str:
+    """A document with its tables written anew."""
+    paper = read(folder / "paper")
+    makers: dict[str, Callable[[], str]] = {f"paper-{task}": lambda task=task: table(paper, task) for task in SCORES}
+    makers["decoders"] = lambda: decoders(read(folder / "decoders"))
+    return PLACE.sub(lambda place: f"{place[1]}\n{makers[place[2]]()}\n\n{place[3]}", text)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the tables, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--document", type=Path, default=DOCUMENT)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where the document disagrees")
+    arguments = parser.parse_args(argv)
+    text = arguments.document.read_text(encoding="utf-8")
+    written = with_tables(text, arguments.results)
+    if arguments.check and written != text:
+        sys.exit(f"{arguments.document.name} and the results disagree: run python benchmarks/paper_table.py.")
+    arguments.document.write_text(written, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

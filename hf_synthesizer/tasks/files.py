@@ -1,0 +1,215 @@
+"""Where the text of a task comes from: files, a folder, parallel text, or a data set of the Hub. Every doubt is raised here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from datasets import Dataset, IterableDataset, load_dataset
+from transformers import TrainingArguments
+
+from ..errors import DataError
+
+TABLES = {"csv": "csv", "json": "json", "jsonl": "json", "parquet": "parquet"}
+"""What files with columns end in, and who reads them."""
+TEXTS = {**TABLES, "txt": "text"}
+"""The same, and files of plain lines."""
+SPLITS = {"train": ("train",), "validation": ("valid", "val", "dev"), "test": ("test",)}
+"""What the files of a folder have in their names."""
+
+Rows: TypeAlias = Dataset | IterableDataset
+
+
+@dataclass
+class FileArguments:
+    """Which rows."""
+
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "A data set of the Hub, or a folder with one file for each of train, validation and test."},
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of that data set."})
+    train_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "A csv, json, jsonl, parquet or txt file; for translation also NAME for NAME.de and NAME.en."
+        },
+    )
+    validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
+    test_file: str | None = field(default=None, metadata={"help": "The same for prediction."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Use that many training rows."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Use that many validation rows."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Use that many test rows."})
+
+    def files(self) -> dict[str, Path]:
+        """The files that are named, by their splits."""
+        named = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return {split: Path(name) for split, name in named.items() if name}
+
+    def limit(self, split: str) -> int | None:
+        """How many rows of a split are used at most."""
+        limits = {
+            "train": self.max_train_samples,
+            "validation": self.max_eval_samples,
+            "test": self.max_predict_samples,
+        }
+        return limits.get(split)
+
+
+def load_splits(
+    arguments: FileArguments, *, languages: tuple[str, str] | None = None, streaming: bool = False
+) -> dict[str, Any]:
+    """The splits that the arguments name, cut to as many rows as they say.
+
+    Args:
+        arguments: see there.
+        languages: how the two files of parallel text end; each row is then `{"translation": {language: text}}`.
+        streaming: read while training instead of before it.
+
+    Raises:
+        DataError: where no data is named, or what is named cannot be read.
+    """
+    files = arguments.files()
+    if arguments.dataset_name and files:
+        raise DataError("Name the data once: --dataset_name, or --train_file and --validation_file.")
+    if not arguments.dataset_name and not files:
+        raise DataError(
+            "Name the data: --dataset_name (of the Hub, or a folder), or --train_file and --validation_file."
+        )
+    if arguments.dataset_name and not Path(arguments.dataset_name).is_dir():
+        splits = read_hub(arguments.dataset_name, arguments.dataset_config_name, streaming=streaming)
+    else:
+        files = files or files_of(Path(str(arguments.dataset_name)), languages)
+        parallel = {split: path for split, path in files.items() if languages and is_parallel(path, languages)}
+        tables = {split: path for split, path in files.items() if split not in parallel}
+        splits = read_files(tables, TEXTS, streaming=streaming)
+        splits |= {split: read_parallel(path, languages) for split, path in parallel.items() if languages}
+    return {split: first(rows, arguments.limit(split)) for split, rows in splits.items()}
+
+
+def read_files(files: Mapping[str, Path], readers: Mapping[str, str] = TABLES, *, streaming: bool = False) -> dict:
+    """The splits from files; each must exist, have a known ending and at least one row.
+
+    Raises:
+        DataError: where one has not.
+    """
+    splits = {}
+    for split, path in files.items():
+        kind = readers.get(path.suffix.lstrip("."))
+        if kind is None:
+            *some, last = sorted(readers)
+            raise DataError(f"{path} ends in {path.suffix!r}: {', '.join(some)} and {last} can be read.")
+        if not path.is_file():
+            raise DataError(f"{path} does not exist.")
+        if kind != "parquet" and _is_blank(path):
+            raise DataError(f"{path} is empty.")
+        options: dict[str, Any] = {"keep_linebreaks": True} if kind == "text" else {}
+        try:
+            splits[split] = load_dataset(kind, data_files=str(path), split="train", streaming=streaming, **options)
+            empty = not any(True for _ in islice(splits[split], 1))
+        except Exception as error:  # each reader has its own
+            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            raise DataError(f"{path} cannot be read as {kind}: {reason}") from error
+        if empty:
+            raise DataError(f"{path} has no rows.")
+    return splits
+
+
+def _is_blank(path: Path) -> bool:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return not any(line.strip() for line in file)
+
+
+def files_of(folder: Path, languages: tuple[str, str] | None = None) -> dict[str, Path]:
+    """The files of a folder by their splits: one each whose name holds `train`, `valid`, `val` or `dev`, and `test`.
+
+    Raises:
+        DataError: where several could be meant, or none.
+    """
+    endings = [f".{ending}" for ending in TEXTS]
+    names = {path for path in folder.iterdir() if path.suffix in endings}
+    if languages:
+        names |= {path.with_suffix("") for path in folder.iterdir() if is_parallel(path.with_suffix(""), languages)}
+    found = {}
+    for split, words in SPLITS.items():
+        paths = sorted(path for path in names if any(word in path.name for word in words))
+        if len(paths) > 1:
+            listed = ", ".join(path.name for path in paths)
+            raise DataError(f"{folder} has several files for {split} ({listed}): name --{split}_file and the others.")
+        if paths:
+            found[split] = paths[0]
+    if not found:
+        there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        raise DataError(f"{folder} has no file for train, validation or test; it holds {there}.")
+    return found
+
+
+def is_parallel(path: Path, languages: tuple[str, str]) -> bool:
+    """Whether the name is that of two files, one a language."""
+    return not path.is_file() and all(_in_language(path, language).is_file() for language in languages)
+
+
+def _in_language(path: Path, language: str) -> Path:
+    return path.with_name(f"{path.name}.{language}")
+
+
+def read_parallel(path: Path, languages: tuple[str, str]) -> Dataset:
+    """Two files of as many lines, as rows of `translation`.
+
+    Raises:
+        DataError: where their lines do not fit together.
+    """
+    sides = [_in_language(path, language).read_text(encoding="utf-8").splitlines() for language in languages]
+    if len(sides[0]) != len(sides[1]) or not sides[0]:
+        raise DataError(
+            f"{path} has {len(sides[0])} lines in {languages[0]} and {len(sides[1])} in {languages[1]}: each line needs its "
+            f"translation."
+        )
+    return Dataset.from_dict(
+        {"translation": [dict(zip(languages, pair, strict=True)) for pair in zip(*sides, strict=True)]}
+    )
+
+
+def read_hub(name: str, config: str | None, *, streaming: bool = False) -> dict[str, Any]:
+    """The splits of a data set of the Hub.
+
+    Raises:
+        DataError: where it cannot be had.
+    """
+    try:
+        return dict(load_dataset(name, config, streaming=streaming))
+    except Exception as error:  # offline, unreachable, unknown, or without a cached copy: each has its own error
+        raise DataError(
+            f"{name} cannot be had from the Hub ({type(error).__name__}), and no folder has that name: connect, or name "
+            f"local data with --train_file and --validation_file."
+        ) from error
+
+
+def first(rows: Rows, limit: int | None) -> Any:
+    """The first rows, as many as the limit says."""
+    if limit is None:
+        return rows
+    return rows.take(limit) if isinstance(rows, IterableDataset) else rows.select(range(min(limit, len(rows))))
+
+
+def columns_of(rows: Rows) -> list[str]:
+    """The names of the columns, also where rows are read while they are used."""
+    return rows.column_names or list(next(iter(rows)))
+
+
+def require_splits(splits: Mapping[str, Any], training: TrainingArguments) -> None:
+    """Whether there is data for whatever is asked for.
+
+    Raises:
+        DataError: where there is none.
+    """
+    asked = {"train": training.do_train, "validation": training.do_eval, "test": training.do_predict}
+    flags = {"train": "do_train", "validation": "do_eval", "test": "do_predict"}
+    for split, wanted in asked.items():
+        if wanted and split not in splits:
+            raise DataError(f"--{flags[split]} needs {split} data: name --{split}_file.")
+    if not any(asked.values()):
+        raise DataError("Say what to do: --do_train, --do_eval, --do_predict, or several of them.")

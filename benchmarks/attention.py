@@ -7,7 +7,9 @@
 
     python benchmarks/attention.py --device cuda                               # or mps, xpu: on the GPU that is there
 
-See benchmarks/blocks.py for what is compared. A step of training is a forward and a backward, to the weights and to the
+See benchmarks/blocks.py for what is compared, and benchmarks/account.py for what a form has to cost here: `own_floor_ms`.
+`same_library_ms` is stock SDPA with its projections through our library, in the same run, and `same_library_speedup` how often the
+line's time fits into it: the ratio of every headline. A step of training is a forward and a backward, to the weights and to the
 hidden states; no optimizer. In a ragged batch the masks are those that Transformers makes; as in a model, where all layers
 get the same mask, it is made once, and not for each run.
 """
@@ -17,11 +19,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from blocks import BLOCKS, STOCK, WIDTH, build, estimated_bytes, keep, mask_for
+from account import exponentials, own_floor, peak
+from blocks import BLOCKS, SAME_LIBRARY, STOCK, WIDTH, build, estimated_bytes, keep, mask_for
 from grid import FAILURES, Cell, Measured, make_quick, parser, reason, require_memory, walk, with_device
+from records import Row, provenance, threads
 from torch import nn
 
-from hf_synthesizer.measuring.timing import interleaved
+from hf_synthesizer.measuring.timing import Spread, interleaved
+
+FIELDS = (
+    "same_library_ms",
+    "same_library_speedup",
+    "own_floor_ms",
+    "share_of_own_floor",
+    "share_of_floor",
+    "peak_gflops",
+)
+"""The last but one is the measured time of given weights (`floor`) by the line's."""
+FLOOR = "floor"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -33,7 +48,17 @@ def main(argv: list[str] | None = None) -> None:
     def measure(model: str, cell: Cell, variants: list[str]) -> list[Measured]:
         return measure_cell(cell, variants, arguments.repeats, arguments.seconds)
 
-    walk("attention", ("block",), arguments, measure)
+    walk("attention", ("block",), arguments, measure, FIELDS)
+    if arguments.device == "cpu":
+        print(account(arguments.dtypes))
+
+
+def account(dtypes: list[str]) -> str:
+    """What this machine can do, on which the floors of the forms rest."""
+    here = provenance()
+    lines = [f"{here['cpu']}, {here['instruction_set']}, {threads()} threads"]
+    lines += [f"peak, {name}: {2e-9 * peak(getattr(torch, name)):.0f} GFLOP/s" for name in dtypes]
+    return "\n".join([*lines, f"exponentials: {1e-9 * exponentials():.1f} G/s"])
 
 
 def measure_cell(cell: Cell, variants: list[str], rounds: int, seconds: float) -> list[Measured]:
@@ -46,7 +71,7 @@ def measure_cell(cell: Cell, variants: list[str], rounds: int, seconds: float) -
     runs: dict[str, Callable[[], object]] = {}
     blocks: list[nn.Module] = []
     skipped: dict[str, str] = {}
-    for name in dict.fromkeys([STOCK, *variants]):
+    for name in dict.fromkeys([STOCK, SAME_LIBRARY, FLOOR, *variants]):
         try:
             require_memory(
                 estimated_bytes(name, cell.batch_size, cell.length, cell.torch_dtype, cell.train), cell.device
@@ -70,7 +95,32 @@ def measure_cell(cell: Cell, variants: list[str], rounds: int, seconds: float) -
             block.zero_grad(set_to_none=True)
 
     spreads = interleaved(runs, rounds, seconds, before=forget_gradients, wait=cell.wait)
-    return [(name, skipped.get(name) or spreads[name], spreads[STOCK]) for name in variants]
+    return [
+        (name, skipped.get(name) or spreads[name], spreads[STOCK], floors(name, cell, spreads)) for name in variants
+    ]
+
+
+def floors(name: str, cell: Cell, spreads: dict[str, Spread]) -> Row:
+    """What else there is to compare a line with."""
+    row: Row = {}
+    if name not in spreads:
+        return row
+    own = spreads[name].median
+    if SAME_LIBRARY in spreads:
+        same = spreads[SAME_LIBRARY].median
+        row |= {"same_library_ms": f"{same:.3f}", "same_library_speedup": f"{same / own:.3f}"}
+    if FLOOR in spreads:
+        row["share_of_floor"] = f"{spreads[FLOOR].median / own:.3f}"
+    least = (
+        own_floor(name, cell.length, cell.batch_size, cell.torch_dtype, cell.train) if cell.device == "cpu" else None
+    )
+    if least is not None:
+        row |= {
+            "own_floor_ms": f"{least:.3f}",
+            "share_of_own_floor": f"{least / own:.3f}",
+            "peak_gflops": f"{2e-9 * peak(cell.torch_dtype):.0f}",
+        }
+    return row
 
 
 def inference(block: nn.Module, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], object]:

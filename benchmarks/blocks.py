@@ -3,7 +3,8 @@
 A block takes hidden states (B, L, 768) and a mask, and gives (B, L, 768). What is left out (residual, LayerNorm) is the
 same for all of them.
 
-- `stock sdpa`, `stock eager`: Transformers' own `BertSelfAttention`.
+- `stock sdpa`, `stock eager`: Transformers' own `BertSelfAttention`; `stock sdpa, same library`: its three projections made by the
+  library that makes ours (`hf_synthesizer/gemm.py`), which is what every headline compares with.
 - a variant, such as `dense+salience`: the same module with synthesized logits; `dense (fused)`: after
   `fuse_for_inference`.
 - `random [90% of heads]`: so many heads are `random`, rounded up, and the others, evenly spread, go on comparing tokens.
@@ -34,7 +35,7 @@ from hf_synthesizer.config import layer_config
 from hf_synthesizer.gemm import linear, product
 
 WIDTH, HEADS = 768, 12
-STOCK = "stock sdpa"
+STOCK, SAME_LIBRARY = "stock sdpa", "stock sdpa, same library"
 VARIANTS = (
     "random",
     "fixed_random",
@@ -43,6 +44,7 @@ VARIANTS = (
     "factorized_dense",
     "random+salience",
     "dense+salience",
+    "factorized_dense+salience",
     "random+dot_product",
 )
 FUSED = tuple(
@@ -52,7 +54,7 @@ FUSED = tuple(
 SOME_HEADS = tuple(f"{name} [{share}% of heads]" for name in ("random", "random+salience") for share in (50, 75, 90))
 CHOOSING = ("sparse_strided", "sparse_fixed", "lsh_simple", "alsh_simple", "alsh_xbox", "alsh_sign", "routing")
 PEERS = ("fnet", "nystromformer", "linformer")
-BLOCKS = (STOCK, "stock eager", "floor", *VARIANTS, *FUSED, *SOME_HEADS, *CHOOSING, *PEERS)
+BLOCKS = (STOCK, SAME_LIBRARY, "stock eager", "floor", *VARIANTS, *FUSED, *SOME_HEADS, *CHOOSING, *PEERS)
 
 
 class NotServed(Exception):
@@ -69,6 +71,17 @@ class Block(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         return self.output(self.attention(hidden_states, mask)[0])
+
+
+class OurLinear(nn.Module):
+    """A stock projection, made as a patched layer makes its own."""
+
+    def __init__(self, projection: nn.Linear):
+        super().__init__()
+        self.projection = projection
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return linear(self.projection, hidden_states)
 
 
 class Floor(nn.Module):
@@ -159,7 +172,10 @@ def build(name: str, length: int, dtype: torch.dtype, dropout: float = 0.0, trai
     else:
         backend = "eager" if name == "stock eager" else "sdpa"
         attention = BertSelfAttention(bert_config(length, backend, dropout))
-        if not name.startswith("stock "):
+        if name == SAME_LIBRARY:
+            for projection in ("query", "key", "value"):
+                setattr(attention, projection, OurLinear(getattr(attention, projection)))
+        elif not name.startswith("stock "):
             variant, _, share = name.removesuffix(" (fused)").partition(" [")
             config = SynthesizerConfig(variant, max_length=length)
             if share:

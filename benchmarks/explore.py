@@ -10,6 +10,7 @@ line is slower.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -213,6 +214,9 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], Experiment], int]] = {
 
 def main(argv: list[str] | None = None) -> None:
     """Run the experiments, and write them down."""
+    os.environ["HF_SYNTHESIZER_NATIVE"] = (
+        "0"  # what was tried is compared with the routes that serve without native kernels
+    )
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS / "explore.csv")
     parser.add_argument("--only", nargs="*", choices=EXPERIMENTS, default=list(EXPERIMENTS), help="these experiments")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,8 @@ from hf_synthesizer import SynthesizerError
 from hf_synthesizer.measuring.timing import Spread
 
 Found = TypeVar("Found")
-Measured = tuple[str, Spread | str, Spread]
-"""A variant, its times or the reason why there are none, and the times of stock SDPA in the same run."""
+Measured = tuple[str, Spread | str, Spread] | tuple[str, Spread | str, Spread, Row]
+"""A variant, its times or the reason why there are none, and the times of stock SDPA in the same run; perhaps more columns."""
 
 MODES, PADDINGS, DTYPES = ("inference", "train"), ("none", "ragged"), ("float32", "bfloat16")
 TIMING_FIELDS = (
@@ -81,7 +82,8 @@ class Cell:
 
 
 def words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """What stands between commas; the one in the name `stock sdpa, same library` is none."""
+    return [word.strip() for word in re.split(r",(?! same library)", text) if word.strip()]
 
 
 def numbers(text: str) -> list[int]:
@@ -173,15 +175,16 @@ def walk(
     benchmark: str,
     models: tuple[str, ...],
     arguments: argparse.Namespace,
-    measure: Callable[[str, Cell, list[str]], list[Measured]],
+    measure: Callable[[str, Cell, list[str]], Sequence[Measured]],
+    fields: tuple[str, ...] = (),
 ) -> None:
     """Measure every cell of the grid that the file lacks.
 
-    `measure(model, cell, variants)` gives what was measured of each variant.
+    `measure(model, cell, variants)` gives what was measured of each variant; `fields` are the columns that it adds.
     """
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    found_before = results(arguments, TIMING_FIELDS)
+    found_before = results(arguments, (*TIMING_FIELDS, *fields))
     grid = list(itertools.product(models, cells(arguments)))
     bar = tqdm(grid, unit="cell", desc=benchmark)
     for model, cell in bar:
@@ -196,11 +199,20 @@ def walk(
         found, others = undisturbed(partial(measure, model, cell, missing), arguments)
         found_before.add(
             *(
-                {**cell.row(benchmark, model, name), **outcome(spread, stock), "others": f"{others:.2f}"}
-                for name, spread, stock in found
+                {
+                    **cell.row(benchmark, model, name),
+                    **outcome(spread, stock),
+                    **_more(more),
+                    "others": f"{others:.2f}",
+                }
+                for name, spread, stock, *more in found
             )
         )
         gc.collect()
+
+
+def _more(rows: Iterable[Row]) -> Row:
+    return {name: text for row in rows for name, text in row.items()}
 
 
 def undisturbed(measure: Callable[[], Found], arguments: argparse.Namespace) -> tuple[Found, float]:

@@ -14,10 +14,18 @@ from records import RESULTS, Row, read
 
 from hf_synthesizer.plots import plot_lengths, save
 from hf_synthesizer.plots.figures import COLOURS, QUIET
-from hf_synthesizer.plots.lengths import MEMORY, SPEED, curves
+from hf_synthesizer.plots.lengths import MEMORY, curves
+
+SPEED = ("same_library_speedup", "times as fast as stock SDPA, same library")
 
 FEW = ("stock sdpa", "floor", "random", "dense", "factorized_dense", "dense+salience", "random+dot_product")
 """What the README shows of all lines."""
+
+
+def here(rows: list[Row]) -> list[Row]:
+    """The lines of one processor, at all it can do: that of the last line that was measured."""
+    last = max(rows, key=lambda row: (not row.get("held_to"), row["date"]))["cpu"]
+    return [row for row in rows if row["cpu"] == last and not row.get("held_to")]
 
 
 def plot_cache(rows: list[Row]) -> Figure:
@@ -44,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     folder = parser.parse_args(argv).results
     for file, (column, label) in (("attention", SPEED), ("memory", MEMORY)):
-        for name, variants in curves(read(folder / f"{file}.csv"), column):
+        for name, variants in curves(here(read(folder / f"{file}.csv")), column):
             kind = "speed" if file == "attention" else "memory"
             if (kind, name) == ("speed", "inference-none-float32"):
                 few = {variant: variants[variant] for variant in FEW if variant in variants}

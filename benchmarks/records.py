@@ -17,8 +17,20 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("benchmark", "model", "variant", "mode", "padding", "dtype", "dropout", "length", "batch_size", "threads")
-"""What names a line. A line that is there is not measured again, unless it is asked for."""
-PROVENANCE = ("cpu", "cores", "python", "torch", "transformers", "hf_synthesizer", "commit", "date")
+"""What names a line, with the processor and what it was held down to. A line that is there is not measured again, unless it
+is asked for."""
+MACHINE = ("cpu", "held_to")
+PROVENANCE = (
+    *MACHINE,
+    "instruction_set",
+    "cores",
+    "python",
+    "torch",
+    "transformers",
+    "hf_synthesizer",
+    "commit",
+    "date",
+)
 
 Row = dict[str, str]
 
@@ -28,6 +40,8 @@ def provenance() -> Row:
     """The machine (its processor, not its name), the versions, the commit of the library and the day."""
     return {
         "cpu": processor(),
+        "held_to": held_to(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "hf_synthesizer")},
@@ -51,6 +65,15 @@ def processor() -> str:
     )
 
 
+def held_to() -> str:
+    """What the environment holds PyTorch's and oneDNN's instruction sets down to; nothing where they may use all there is."""
+    return " ".join(
+        sorted(
+            {os.environ[name].upper() for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA") if name in os.environ}
+        )
+    )
+
+
 def commit() -> str:
     """The commit of the code that runs, with `+` where the library has changes that are not committed."""
 
@@ -62,7 +85,9 @@ def commit() -> str:
 
 
 def key(row: Row) -> tuple[str, ...]:
-    return tuple(row.get(name, "") for name in KEY)
+    """What names a line; a line that says nothing of a processor is this one's."""
+    here = provenance() if "cpu" not in row else row
+    return (*(row.get(name, "") for name in KEY), *(here.get(name, "") for name in MACHINE))
 
 
 def read(path: Path) -> list[Row]:

@@ -14,119 +14,33 @@ import re
 import sys
 from collections.abc import Callable
 
+import attention_tables
 import coverage_table
 import covered_lines
 from blocks import CHOOSING
 from records import RESULTS, ROOT, Row, read
+from table_text import by_variant, chosen, markdown, provenance, speedup
 
 DOCUMENTS = (
     ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs" / name for name in ("models.md", "performance.md", "real_weights.md", "sparse.md")),
 )
 PLACE = re.compile(r"(<!-- table: ([a-z0-9_-]+) \(benchmarks/tables\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-CELLS = (("128", "8"), ("512", "8"), ("2048", "2"))
-
-Column = tuple[str, dict[str, Row]]
-"""A title, and the measured lines by variant."""
 
 
-def chosen(rows: list[Row], **conditions: str) -> dict[str, Row]:
-    """What was measured under these conditions, by variant."""
-    conditions = {"dtype": "float32", "dropout": "0.0", "status": "ok", **conditions}
-    return {row["variant"]: row for row in rows if all(row[name] == value for name, value in conditions.items())}
-
-
-def markdown(head: list[str], lines: list[list[str]]) -> str:
-    rows = ["| " + " | ".join(line) + " |" for line in (head, *lines) if line]
-    return "\n".join([rows[0], "|---" + "|---:" * (len(head) - 1) + "|", *rows[1:]])
-
-
-def by_variant(columns: list[Column], number: Callable[[Row], str]) -> str:
-    """A line for each variant, a column for each set of conditions that was measured."""
-    columns = [column for column in columns if column[1]]
-    names = dict.fromkeys(name for _, found in columns for name in found)
-    lines = [[name, *(number(found[name]) if name in found else "" for _, found in columns)] for name in names]
-    used = [row for _, found in columns for row in found.values()]
-    return markdown(["attention", *(title for title, _ in columns)], lines) + "\n\n" + provenance(used)
-
-
-def provenance(rows: list[Row]) -> str:
-    """On what, and when, the lines were measured."""
-
-    def of(name: str) -> str:
-        return ", ".join(sorted({row[name] for row in rows}))
-
-    return (
-        f"{of('cpu')}, {of('threads')} threads, torch {of('torch')}, transformers {of('transformers')}; commit "
-        f"{of('commit')}; {of('date')}."
-    )
-
-
-def speedup(row: Row) -> str:
-    return f"{float(row['speedup']):.2f}"
-
-
-def cells_of(rows: list[Row], title: str, **conditions: str) -> list[Column]:
-    return [
-        (f"{title}{length}", chosen(rows, length=length, batch_size=batch_size, **conditions))
-        for length, batch_size in CELLS
+def startup() -> str:
+    """What users wait for first."""
+    rows = read(RESULTS / "startup.csv")
+    lines = [
+        [
+            row["mode"],
+            row["variant"],
+            f"{float(row['median_ms']):.0f}",
+            f"{float(row['least_ms']):.0f}–{float(row['most_ms']):.0f}",
+        ]
+        for row in rows
     ]
-
-
-def speed() -> str:
-    """One attention block, relative to stock SDPA."""
-    rows = read(RESULTS / "attention.csv")
-    columns = cells_of(rows, "inference, ", mode="inference", padding="none")
-    columns += cells_of(rows, "ragged, ", mode="inference", padding="ragged")
-    columns += cells_of(rows, "training, ", mode="train", padding="none")
-    return by_variant(columns, speedup)
-
-
-def milliseconds() -> str:
-    """The same in absolute time, unpadded inference."""
-    rows = read(RESULTS / "attention.csv")
-    columns = cells_of(rows, "", mode="inference", padding="none")
-    return by_variant(
-        columns, lambda row: f"{float(row['median_ms']):.1f} ({float(row['p20_ms']):.1f}–{float(row['p80_ms']):.1f})"
-    )
-
-
-def lengths() -> str:
-    """Other lengths and batch sizes, and ragged training."""
-    rows = read(RESULTS / "attention.csv")
-    wanted = [
-        ("inference", "none", "128", "1"),
-        ("inference", "none", "512", "1"),
-        ("inference", "none", "2048", "1"),
-        ("inference", "none", "4096", "1"),
-        ("inference", "none", "1024", "8"),
-        ("train", "none", "1024", "8"),
-        ("train", "none", "4096", "1"),
-        ("train", "ragged", "128", "8"),
-        ("train", "ragged", "512", "8"),
-    ]
-    columns = [
-        (
-            f"{'training' if mode == 'train' else mode}{', ragged' if padding == 'ragged' else ''}, {length}×{batch_size}",
-            chosen(rows, mode=mode, padding=padding, length=length, batch_size=batch_size),
-        )
-        for mode, padding, length, batch_size in wanted
-    ]
-    return by_variant(columns, speedup)
-
-
-def dropout() -> str:
-    """Training with dropout of attention weights."""
-    rows = read(RESULTS / "attention.csv")
-    return by_variant(cells_of(rows, "training, ", mode="train", padding="none", dropout="0.1"), speedup)
-
-
-def bfloat16() -> str:
-    """Speed in bfloat16."""
-    rows = read(RESULTS / "attention.csv")
-    columns = cells_of(rows, "inference, ", mode="inference", padding="none", dtype="bfloat16")
-    columns += cells_of(rows, "training, ", mode="train", padding="none", dtype="bfloat16")
-    return by_variant(columns, speedup)
+    return markdown(["what", "of", "ms", "least and most"], lines) + "\n\n" + provenance(rows)
 
 
 def memory() -> str:
@@ -343,11 +257,15 @@ def covered() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
-        speed,
-        milliseconds,
-        lengths,
-        dropout,
-        bfloat16,
+        attention_tables.speed,
+        attention_tables.account,
+        attention_tables.held_down,
+        attention_tables.slowest,
+        startup,
+        attention_tables.milliseconds,
+        attention_tables.lengths,
+        attention_tables.dropout,
+        attention_tables.bfloat16,
         memory,
         compression,
         models,

@@ -7,6 +7,8 @@ derivative, so that only code that is its own backward may call this.
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -26,6 +28,16 @@ def _one_dnn() -> object | None:
 
 
 _LINEAR = _one_dnn()
+
+
+@cache
+def default_library_is_fast() -> bool:
+    """Whether MKL, which `torch.mm` calls, is as fast as oneDNN: on the processors of its maker."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "GenuineIntel" in facts and torch.backends.mkl.is_available()
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_synthesizer import SynthesizerAttention, gemm
-from hf_synthesizer.attend import attend, blocks, choose_route, reference, sdpa, static, tiled
+from hf_synthesizer.attend import attend, blocks, choose_route, native, reference, sdpa, static, tiled
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Placed, Static, Sum, Tiled
 from hf_synthesizer.masks import AttentionMask
@@ -126,7 +126,7 @@ def test_fast_routes_equal_the_reference(problem) -> None:
         patch.setattr(blocks, "ROWS", problem["rows"])
         patch.setattr(static, "_ROWS", problem["rows"])
         patch.setattr(blocks, "TILE", problem["tile"])
-        for name, route in {"static": static, "tiled": tiled, "sdpa": sdpa}.items():
+        for name, route in {"static": static, "native": native, "tiled": tiled, "sdpa": sdpa}.items():
             if not route.serves(terms, value, mask, 0.0):
                 continue
             actual = route.attend(terms, value, mask)
@@ -201,20 +201,48 @@ def test_dropout_drops_and_scales() -> None:
         ("low_rank", "none", 0.0, 1, "reference"),
     ],
 )
-def test_the_rules_by_which_a_route_is_chosen(form: str, mask: str, dropout: float, length: int, route: str) -> None:
+def test_the_rules_by_which_a_route_is_chosen_without_native_kernels(
+    form: str, mask: str, dropout: float, length: int, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
     shape = (2, 2, length, length)
     logits, made = make_form(form, *shape, torch.float32), make_mask(mask, *shape, torch.float32)
     assert choose_route(Terms.of(logits, made), torch.randn(2, 2, length, 4), made, dropout) == route
 
 
+def test_low_rank_forms_take_the_stock_kernel_where_its_library_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias of keys, which wants a gradient, stands among them as one more column."""
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
+    logits, value = make_form("biased", 2, 2, 300, 300, torch.float32), torch.randn(2, 2, 300, 4)
+    for fast, route in ((False, "tiled"), (True, "sdpa")):
+        monkeypatch.setattr(tiled, "default_library_is_fast", lambda fast=fast: fast)
+        assert choose_route(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.0) == route
+    with monkeypatch.context() as patch:
+        patch.setattr(Terms, "joined_bias", None)  # whoever asked for a bias of the size of a mask would call it
+        found = attend(logits, value)[0]
+    wanted = reference.attend(logits, value, AttentionMask())[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    inputs = leaves(logits)
+    for grad, expected in zip(
+        torch.autograd.grad(found.square().sum(), inputs),
+        torch.autograd.grad(wanted.square().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("form", "route"), [("low_rank", "sdpa"), ("tiled", "tiled"), ("salience", "tiled")])
-def test_short_sequences_take_a_fast_route_without_a_gradient(form: str, route: str) -> None:
+def test_short_sequences_take_a_fast_route_without_a_gradient(
+    form: str, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
     logits = make_form(form, 2, 2, 8, 8, torch.float32)
     with torch.no_grad():
         assert choose_route(Terms.of(logits, AttentionMask()), torch.randn(2, 2, 8, 4), AttentionMask(), 0.0) == route
 
 
-def test_a_table_or_salience_of_great_range_takes_the_stable_route() -> None:
+def test_a_table_or_salience_of_great_range_takes_the_stable_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
     keep = key_mask(3, 6, "right").bool()[:, None, None, :]
     value = torch.randn(3, 2, 6, 4)
     for logits in (

@@ -82,6 +82,58 @@ def test_a_quick_run_measures_every_variant_with_machine_and_versions(script: st
     assert "100%" in done.stderr  # the progress bar
 
 
+def test_the_account_names_the_machine_its_peak_and_each_form_s_own_floor(tmp_path: Path) -> None:
+    output = tmp_path / "results.csv"
+    options = ("--lengths", 32, "--batch_sizes", 1, "--modes", "inference", "--padding", "none", "--dtypes", "float32")
+    done = run("attention", *options, "--repeats", 3, "--variants", "random,dense,fnet", "--output", output)
+    assert done.returncode == 0, done.stderr
+    rows = {row["variant"]: row for row in lines(output)}
+    assert all(row["cpu"] and row["instruction_set"] and row["threads"] == "1" for row in rows.values())
+    assert "GFLOP/s" in done.stdout and rows["dense"]["cpu"] in done.stdout and "exponentials" in done.stdout
+    for name in ("random", "dense"):
+        row = rows[name]
+        own, floor, peak = (float(row[column]) for column in ("median_ms", "own_floor_ms", "peak_gflops"))
+        assert float(row["share_of_own_floor"]) == pytest.approx(floor / own, abs=0.002)
+        assert float(row["same_library_speedup"]) == pytest.approx(float(row["same_library_ms"]) / own, rel=0.01)
+        assert float(row["share_of_floor"]) > 0 and peak > 1
+    assert float(rows["dense"]["own_floor_ms"]) > float(rows["random"]["own_floor_ms"])
+    assert not rows["fnet"]["own_floor_ms"]  # no form of ours
+
+
+def test_lines_of_another_processor_stay_beside_one_s_own(
+    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = benchmarks("records")
+    row = {name: "x" for name in records.KEY}
+    results = records.Results(tmp_path / "results.csv", ("status",))
+    results.add({**row, "status": "ok"})
+    assert results.has(row)
+    other = {**records.provenance(), "cpu": "another"}
+    monkeypatch.setattr(records, "provenance", lambda: other)
+    again = records.Results(tmp_path / "results.csv", ("status",))
+    assert not again.has(row)
+    again.add({**row, "status": "ok"})
+    assert len(lines(tmp_path / "results.csv")) == 2
+    again.add({**row, "status": "ok"})
+    assert len(lines(tmp_path / "results.csv")) == 2
+
+
+def test_the_startup_benchmark_times_what_users_wait_for(tmp_path: Path) -> None:
+    done = run("startup", "--quick", "--output", tmp_path / "startup.csv")
+    assert done.returncode == 0, done.stderr
+    found = {row["mode"]: float(row["median_ms"]) for row in lines(tmp_path / "startup.csv")}
+    assert {
+        "import, alone",
+        "import",
+        "patch",
+        "first forward",
+        "second forward",
+        "stock first forward",
+        "kernels",
+    } <= set(found)
+    assert all(milliseconds > 0 for milliseconds in found.values())
+
+
 def test_explore_runs_every_experiment(tmp_path: Path) -> None:
     done = run("explore", "--quick", "--output", tmp_path / "explore.csv")
     assert done.returncode == 0, done.stderr
@@ -117,7 +169,7 @@ def test_a_variant_that_would_not_fit_is_skipped_with_the_reason(
     monkeypatch.setattr(grid, "available_memory", lambda device: 1 << 20)
     monkeypatch.setattr(attention, "estimated_bytes", lambda name, *rest: 1 << (21 if name == "dense" else 0))
     cell = grid.Cell("inference", "none", "float32", 0.0, 16, 1)
-    found = {name: out for name, out, _ in attention.measure_cell(cell, ["random", "dense"], 3, 0.0)}
+    found = {name: out for name, out, *_ in attention.measure_cell(cell, ["random", "dense"], 3, 0.0)}
     assert found["dense"] == "would need about 0.0 GiB, 0.0 GiB are free"
     assert found["random"].rounds == 3
 

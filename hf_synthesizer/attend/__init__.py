@@ -9,12 +9,12 @@ import torch
 from ..logits import Grouped, Logits, Sparse
 from ..masks import AttentionMask
 from ..tracing import as_accelerator, on_processor, traced
-from . import grouped, reference, sdpa, sparse, static, strips, tiled, triton
+from . import grouped, native, reference, sdpa, sparse, static, strips, tiled, triton
 from .terms import Terms
 
 logger = logging.getLogger(__name__)
 
-ROUTES = {"static": static, "tiled": tiled, "sdpa": sdpa, "triton": triton, "strips": strips}
+ROUTES = {"static": static, "native": native, "tiled": tiled, "sdpa": sdpa, "triton": triton, "strips": strips}
 """The fast routes, in the order in which they are asked. Each has `serves(…)` and `attend(…)`.
 
 `tiled` serves processors; on all other devices `triton` serves what it can where it runs, and `strips` whatever is left.
@@ -39,7 +39,7 @@ def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout
         return "reference"
     for name, route in ROUTES.items():
         if route.serves(terms, value, mask, dropout):
-            return "reference" if name != "static" and trains_on_few(terms, value) else name
+            return "reference" if name not in ("static", "native") and trains_on_few(terms, value) else name
     return "reference"
 
 

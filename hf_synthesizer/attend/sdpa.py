@@ -48,9 +48,13 @@ def _is_fused(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: f
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v); weights are never built."""
     query, key = terms.joined_low_rank(value)
+    if is_low_rank(terms) and terms.key_bias is not None and terms.key_bias.requires_grad:
+        query, key = _with_a_column(query, key, terms.key_bias)
+        bias = None
+    else:
+        bias = terms.joined_bias()
     padding = query.shape[-1] - value.shape[-1]
     query, key, value = _as_wide(query, key, value)
-    bias = terms.joined_bias()
     causal = mask.causal_offset is not None
     if causal and bias is None and mask.keep is None and _is_zero(mask.causal_offset):
         attention_mask = None
@@ -68,6 +72,18 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, is_causal=causal, scale=1.0
     )
     return output[..., : output.shape[-1] - padding] if padding > 0 else output
+
+
+def is_low_rank(terms: Terms) -> bool:
+    """Whether all there is are low-rank terms and a number for each key."""
+    return bool(terms.low_rank) and not (terms.static or terms.tiled or terms.explicit or terms.placed)
+
+
+def _with_a_column(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A number for each key as one more column of the keys, and ones for the queries: the kernel has a gradient for these."""
+    batch, heads, length, _ = key.shape
+    column = bias.to(key.dtype).transpose(-1, -2).expand(batch, heads, length, 1)
+    return torch.cat((query, query.new_ones(*query.shape[:-1], 1)), -1), torch.cat((key, column), -1)
 
 
 def _is_zero(offset: int | torch.Tensor | None) -> bool:

@@ -18,6 +18,7 @@ import torch
 from ..gemm import product
 from ..masks import AttentionMask
 from ..tracing import on_processor, traced, without_autocast
+from . import native
 from .bounds import known_spread
 from .cuts import size_of_a_strip
 from .terms import StaticTerm, Terms, static_terms
@@ -57,6 +58,8 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     batch, heads, key_length, width = value.shape
     causal_offset = cast(int | None, mask.causal_offset)
     factor = _column_factor(terms, mask, value)  # (B or 1, H or 1, Lk, 1), or None
+    if native.shares(terms, value) and not (torch.is_grad_enabled() and factor is not None and factor.requires_grad):
+        return native.attend_shared(terms, value, causal_offset, factor)
     if factor is None and terms.weights is not None and not terms.weights.complete:
         factor = value.new_ones(1, 1, key_length, 1)
     columns = (

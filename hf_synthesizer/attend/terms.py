@@ -150,6 +150,27 @@ class Terms:
         keys = [key.to(value.dtype).expand(batch, -1, -1, -1) for _, key in self.low_rank]
         return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, dim=-1), torch.cat(keys, dim=-1))
 
+    def joined_with_factors(self, value: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """`joined_low_rank` with the thin factors of static terms beside: queries and keys that no row of the batch differs in.
+
+        Keys are (1, H, Lk, Σr) where all of them are the same for the batch; (None, None) where there are none.
+        """
+        batch, heads = value.shape[:2]
+        queries, keys = [query for query, _ in self.low_rank], [key for _, key in self.low_rank]
+        for term in self.static:
+            if term.keys is not None:
+                table = term.table
+                if term.weight is not None:
+                    table = table * term.weight.to(table.dtype)[:, None, None]
+                queries.append(table.expand(heads, -1, -1)[None])
+                keys.append(term.keys.expand(heads, -1, -1)[None])
+        if not queries:
+            return None, None
+        shared = all(len(key) == 1 for key in keys)
+        queries = [query.to(value.dtype).expand(batch, -1, -1, -1) for query in queries]
+        keys = [key.to(value.dtype).expand(1 if shared else batch, -1, -1, -1) for key in keys]
+        return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, -1), torch.cat(keys, -1))
+
     def joined_bias(self) -> torch.Tensor | None:
         """Everything that is not low-rank, as one tensor that broadcasts to (B, H, Lq, Lk), or None."""
         total = self.key_bias

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from ..gemm import product
+from ..gemm import default_library_is_fast, product
 from ..masks import AttentionMask
 from ..tracing import on_processor, traced
 from . import recorded
 from .blocks import Block, Problem
 from .recorded import gradients
+from .sdpa import is_low_rank
 from .static import softmax_gradient
 from .terms import Terms
 
@@ -26,7 +27,8 @@ SHORT = 256  # keys; below, the kernel's one call costs less than our many
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
     """Everything on a processor that the kernel of `scaled_dot_product_attention` would serve less well.
 
-    That kernel wins for low-rank forms of short sequences; a graph compiler is given plain operations to work on.
+    That kernel wins for low-rank forms of short sequences, and of all where PyTorch's own matrix library is at full speed; a
+    graph compiler is given plain operations to work on.
     """
     if traced() or not on_processor(value.device) or isinstance(mask.causal_offset, torch.Tensor):
         return False
@@ -34,6 +36,8 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if dropout or not terms.low_rank or terms.tiled or terms.explicit:
         return True
+    if default_library_is_fast() and is_low_rank(terms):
+        return False
     bias = [terms.key_bias, *(tensor for term in terms.static for tensor in term)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bias if tensor is not None):
         return True  # the kernel has no gradient for its bias

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..attend import ROUTES, as_accelerator, reference, sparse
+from ..attend import ROUTES, as_accelerator, native, reference, sparse
 from ..attend.terms import Terms
 from ..config import SynthesizerConfig
 from ..logits import Sparse
@@ -130,6 +130,7 @@ def _machine() -> dict[str, str]:
         "oneDNN": "yes" if torch.backends.mkldnn.is_available() else "no",
         "backends": "eager, sdpa",
         "C++ compiler": _compiler() or "none",
+        "native kernels": native.reason() or "yes",
     }
 
 
@@ -140,6 +141,8 @@ def _notes() -> Iterator[str]:
         yield "The processor has no AVX-512: bfloat16 is slower than float32 on it."
     if _compiler() is None:
         yield "There is no C++ compiler: torch.compile does not work on the processor."
+    if native.reason() is not None:
+        yield f"There are no native kernels, and other exact routes serve, more slowly: {native.reason()}."
     if torch.get_num_threads() == 1 and (os.cpu_count() or 1) > 1:
         yield "torch uses one thread of several cores (OMP_NUM_THREADS, torch.set_num_threads)."
     if torch.cuda.is_available() and find_spec("triton") is None:

@@ -26,7 +26,7 @@ def curves(rows: Sequence[Mapping[str, str]], column: str) -> Iterator[tuple[str
     """
     groups: dict[str, dict[str, dict[int, tuple[int, float]]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        if row["status"] != "ok":
+        if row["status"] != "ok" or not row.get(column):
             continue
         name = "-".join((row["mode"], row["padding"], row["dtype"]))
         if row["dropout"] != "0.0":

@@ -31,7 +31,7 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> tuple[Launch, Operands]:
     """The launch, and what it reads."""
     batch, heads, key_length, width = value.shape
-    query, key = low_rank(terms, value)
+    query, key = terms.joined_with_factors(value)
     width = width if query is None else max(width, query.shape[-1])
     width = next(each for each in WIDTHS if each >= width)
     table, weight = static(terms, value, needed=query is None or bool(terms.tiled))
@@ -59,26 +59,6 @@ def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: flo
         bias=key_bias(terms, mask, value),
     )
     return launch, operands
-
-
-def low_rank(terms: Terms, value: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Queries (B, H, Lq, r) and keys (1 or B, H, Lk, r) of all low-rank terms, side by side.
-
-    The thin factors of a static term are queries and keys as well, the same for each row of the batch.
-    """
-    batch, heads = value.shape[:2]
-    queries, keys = [query for query, _ in terms.low_rank], [key for _, key in terms.low_rank]
-    for term in terms.static:
-        if term.keys is not None:
-            table = term.table if term.weight is None else term.table * term.weight.to(term.table.dtype)[:, None, None]
-            queries.append(table.expand(heads, -1, -1)[None])
-            keys.append(term.keys.expand(heads, -1, -1)[None])
-    if not queries:
-        return None, None
-    shared = all(len(key) == 1 for key in keys)
-    queries = [query.to(value.dtype).expand(batch, -1, -1, -1) for query in queries]
-    keys = [key.to(value.dtype).expand(1 if shared else batch, -1, -1, -1) for key in keys]
-    return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, -1), torch.cat(keys, -1))
 
 
 def static(terms: Terms, value: torch.Tensor, needed: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -1,0 +1,85 @@
+"""The native route: one pass in C++ over any sum of low-rank, static, outer-product and key-bias terms, on a processor.
+
+A tile of logits is made, exponentiated and multiplied with the values while it is in the cache; each thread works on rows of
+its own and waits for no other. The backward makes the tiles again from one number a row, and whether a weight is dropped is
+a function of a seed and of its place. `build` makes the library; where there is none, the other routes serve.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...masks import AttentionMask
+from ...tracing import on_processor, traced
+from ..terms import Terms
+from .build import library, reason
+
+__all__ = ["attend", "attend_shared", "reason", "serves", "shares"]
+
+
+def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """What the kernels can do, where they are. `HF_SYNTHESIZER_NATIVE=0` turns the route off."""
+    if traced() or not on_processor(value.device) or not fits(terms, value, mask, dropout):
+        return False
+    return library() is not None
+
+
+def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """Whether the kernels can do it at all."""
+    from .operands import DTYPES, MOST_ADDED, MOST_OUTERS, added_terms
+
+    if value.dtype not in DTYPES or dropout >= 1 or len(terms.tiled) > MOST_OUTERS or type(value) is not torch.Tensor:
+        return False
+    if isinstance(mask.causal_offset, torch.Tensor) or (mask.causal_offset is not None and mask.causal_offset < 0):
+        return False
+    if terms.placed or 0 in value.shape:
+        return False
+    added = added_terms(terms)
+    if len(added) > MOST_ADDED:
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad and t.shape[1] == 1 < value.shape[1] for t, _ in added):
+        return False  # a table of all heads has one gradient, which threads would have to share
+    tensors = [tensor for tensor, _ in added] + [factor for term in terms.tiled for factor in term[:2]]
+    return all(tensor.dtype in DTYPES for tensor in tensors)
+
+
+def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+    """The output (B, H, Lq, d_v)."""
+    from .autograd import attend as call
+    from .build import Library
+    from .operands import Plan
+
+    made: Library | None = library()
+    assert made is not None  # `serves` asked
+    with torch.autocast("cpu", enabled=False):
+        plan, tensors = Plan.of(terms, value, mask, dropout, made.bfloat16)
+        return call(plan, tensors)
+
+
+def shares(terms: Terms, value: torch.Tensor) -> bool:
+    """Whether the kernels make weights that are the same for all rows of the batch: static terms alone, for inference."""
+    from .operands import DTYPES
+
+    tensors = [value, *(tensor for term in terms.static for tensor in term if tensor is not None)]
+    if terms.weights is not None or traced() or not all(tensor.dtype in DTYPES for tensor in tensors):
+        return False
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return False
+    return on_processor(value.device) and type(value) is torch.Tensor and library() is not None
+
+
+def attend_shared(
+    terms: Terms, value: torch.Tensor, causal_offset: int | None, factor: torch.Tensor | None
+) -> torch.Tensor:
+    """The output (B, H, Lq, d_v) of static terms, with a factor (1 or B, 1 or H, Lk, 1) for each key's weights."""
+    from dataclasses import replace
+
+    from .autograd import forward
+    from .operands import Plan
+
+    made = library()
+    assert made is not None  # `shares` asked
+    alone = Terms(static=terms.static, query_length=terms.query_length)
+    plan, tensors = Plan.of(alone, value, AttentionMask(causal_offset=causal_offset), 0.0, made.bfloat16)
+    factor = None if factor is None else factor.detach().float().transpose(-1, -2).contiguous()
+    return forward(replace(plan, shared=True, factor=factor), tensors)[0].transpose(1, 2)

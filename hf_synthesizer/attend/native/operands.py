@@ -1,0 +1,207 @@
+"""What the native kernels are given: tensors in a fixed order for autograd, and the structures that C++ reads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from ...masks import AttentionMask
+from ..terms import Terms
+
+MOST_OUTERS, MOST_ADDED = 2, 8
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 2}
+DTYPES = (torch.float32, torch.bfloat16)
+QUERIES = 64  # of a tile in the kernels
+COLUMNS = 512  # of the values of rows of the batch that share their weights, side by side
+TOGETHER = 1 << 23  # numbers that a thread may lay out so that all rows of the batch share a table's rows
+
+
+class Tensor(ctypes.Structure):
+    """A tensor that is read; see source/problem.h."""
+
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row", "kind"))]
+
+
+class Outer(ctypes.Structure):
+    _fields_ = [
+        ("inner", Tensor),
+        ("outer", Tensor),
+        ("a", ctypes.c_int64),
+        ("b", ctypes.c_int64),
+        ("inner_gradient", ctypes.c_void_p),
+        ("outer_gradient", ctypes.c_void_p),
+    ]
+
+
+class Added(ctypes.Structure):
+    _fields_ = [
+        ("tensor", Tensor),
+        ("weight", ctypes.c_void_p),
+        ("gradient", ctypes.c_void_p),
+        *((f"gradient_{name}", ctypes.c_int64) for name in ("part", "batch", "head", "row")),
+        ("weight_gradient", ctypes.c_void_p),
+    ]
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width", "rank")),
+        *((name, Tensor) for name in ("value", "query", "key", "keep")),
+        ("outers", ctypes.c_int64),
+        ("addeds", ctypes.c_int64),
+        ("outer", Outer * MOST_OUTERS),
+        ("added", Added * MOST_ADDED),
+        ("causal_offset", ctypes.c_int64),
+        ("ends", ctypes.c_void_p),
+        ("dropout", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("threads", "parts", "together", "bfloat16_products", "shared")),
+        ("factor", Tensor),
+        ("output", ctypes.c_void_p),
+        ("normaliser", ctypes.c_void_p),
+        ("gradient", Tensor),
+        ("made", Tensor),
+        *((name, ctypes.c_void_p) for name in ("value_gradient", "query_gradient", "key_gradient")),
+    ]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be computed, but for the tensors themselves, which are handed in so that autograd sees them.
+
+    The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r) and key (1 or B, H, Lk, r) or None, an inner and an outer for
+    each outer product, and for all else that is added a tensor (1 or B, 1 or H, 1 or Lq, Lk) and a weight (H,) or None.
+    """
+
+    query_length: int
+    outers: int
+    keep: torch.Tensor | None
+    causal_offset: int | None
+    ends: torch.Tensor | None
+    """(B,) int64 on the host: how many keys there are up to the last one that is seen."""
+    dropout: float
+    seed: int
+    bfloat16_products: bool
+    shared: bool = False
+    """Whether no row of the batch has weights of its own, up to `factor`."""
+    factor: torch.Tensor | None = None
+    """(1 or B, 1 or H, 1, Lk): what the weights of each key are multiplied with, before they are normalised."""
+
+    @classmethod
+    def of(
+        cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float, bfloat16: bool
+    ) -> tuple[Plan, list[torch.Tensor | None]]:
+        """The plan, and its tensors in order, laid out as the kernels read them."""
+        query, key = terms.joined_with_factors(value)
+        tensors: list[torch.Tensor | None] = [readable(value), readable(query), readable(key)]
+        for inner, outer, _ in terms.tiled:
+            tensors += [readable(inner), readable(outer)]
+        for tensor, weight in added_terms(terms):
+            tensors += [readable(tensor), None if weight is None else weight.float().contiguous()]
+        ends, keep = None, mask.keep
+        if keep is not None and keep.shape[1] == keep.shape[2] == 1:
+            extents = mask.extents()
+            rows = range(len(value))
+            ends = torch.tensor([extents.of(row)[1] for row in rows])
+            keep = keep if any(extents.hides_one(row) for row in rows) else None
+        plan = cls(
+            query_length=terms.query_length,
+            outers=len(terms.tiled),
+            keep=readable(keep),
+            causal_offset=cast("int | None", mask.causal_offset),
+            ends=ends,
+            dropout=dropout,
+            seed=int(torch.randint(1 << 62, ())) if dropout else 0,
+            bfloat16_products=bfloat16 and value.dtype == torch.bfloat16,
+        )
+        return plan, tensors
+
+    def outer_terms(self, tensors: Sequence[Any]) -> list[tuple[int, Any, Any]]:
+        """(its place among the tensors, inner, outer) of each outer product."""
+        return [(n, tensors[n], tensors[n + 1]) for n in range(3, 3 + 2 * self.outers, 2)]
+
+    def added_terms(self, tensors: Sequence[Any]) -> list[tuple[int, Any, Any]]:
+        """(its place, tensor, weight) of everything else."""
+        return [(n, tensors[n], tensors[n + 1]) for n in range(3 + 2 * self.outers, len(tensors), 2)]
+
+    def problem(self, tensors: Sequence[torch.Tensor | None], *, training: bool = False) -> Problem:
+        """What C++ reads; it points into the tensors, which have to outlive it."""
+        value, query, key = tensors[:3]
+        assert value is not None
+        batch, heads, keys, width = value.shape
+        shape = (batch, heads, self.query_length, keys)
+        made = Problem(
+            batch=batch,
+            heads=heads,
+            queries=self.query_length,
+            keys=keys,
+            width=width,
+            rank=0 if query is None else query.shape[-1],
+            value=described(value, shape),
+            query=described(query, shape),
+            key=described(key, shape),
+            keep=described(self.keep, shape),
+            outers=self.outers,
+            causal_offset=max(keys, self.query_length) if self.causal_offset is None else self.causal_offset,
+            ends=None if self.ends is None else self.ends.data_ptr(),
+            dropout=self.dropout,
+            seed=self.seed,
+            threads=torch.get_num_threads(),
+            bfloat16_products=self.bfloat16_products,
+        )
+        for number, (_, inner, outer) in enumerate(self.outer_terms(tensors)):
+            term = made.outer[number]
+            term.inner, term.outer = described(inner, shape), described(outer, shape)
+            term.a, term.b = inner.shape[-1], outer.shape[-1]
+        added = self.added_terms(tensors)
+        made.addeds = len(added)
+        for number, (_, tensor, weight) in enumerate(added):
+            made.added[number].tensor = described(tensor, shape)
+            made.added[number].weight = None if weight is None else weight.data_ptr()
+        laid_out = keys * (2 if training else 1) * (made.rank + width) * batch
+        shared = any(tensor.shape[2] > 1 and len(tensor) == 1 for _, tensor, _ in added)
+        made.together = batch if shared and (training or laid_out <= TOGETHER) else 1
+        if self.shared:
+            made.shared, made.together = 1, max(1, min(batch, COLUMNS // width))
+            made.factor = described(self.factor, shape)
+        made.parts = self.parts(made)
+        return made
+
+    def parts(self, made: Problem) -> int:
+        """Into how many parts queries are cut: enough for all threads to have as much to do as the others."""
+        items = made.heads * -(-made.batch // made.together)
+        tiles = -(-made.queries // QUERIES)
+        if made.threads == 1 or items >= 8 * made.threads:
+            return 1
+        for parts in range(1, tiles + 1):
+            rounds = -(-items * parts // made.threads)
+            if items * parts / (rounds * made.threads) > 0.9:
+                return parts
+        return tiles
+
+
+def added_terms(terms: Terms) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """What is added to the logits as it stands, or with a weight: key bias, explicit terms, static tables."""
+    made: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    if terms.key_bias is not None:
+        made.append((terms.key_bias, None))
+    made += [(explicit, None) for explicit in terms.explicit]
+    made += [(term.table.unsqueeze(0), term.weight) for term in terms.static if term.keys is None]
+    return made
+
+
+def readable(tensor: Any) -> Any:
+    """A tensor whose columns lie one after the other; a copy where they do not."""
+    return tensor if tensor is None or tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def described(tensor: torch.Tensor | None, shape: Sequence[int]) -> Tensor:
+    """A tensor of four dimensions for C++: what it has only one of is the same for all rows, heads or queries."""
+    if tensor is None:
+        return Tensor()
+    strides = [0 if size == 1 else stride for size, stride in zip(tensor.shape[:3], tensor.stride(), strict=False)]
+    return Tensor(tensor.data_ptr(), *strides, KINDS[tensor.dtype])

@@ -1,0 +1,335 @@
+"""The native kernels: built once, equal to the reference forward and backward, and done without where nothing builds them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_synthesizer import SynthesizerConfig
+from hf_synthesizer.attend import attend, choose_route, native, reference
+from hf_synthesizer.attend.native import autograd, build, operands
+from hf_synthesizer.attend.terms import Terms
+from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
+from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.measuring.doctor import examine
+from hf_synthesizer.synthesizers import build_synthesizer
+
+MASKS = ("none", "padding", "holes", "causal", "causal-padding", "scattered", "blind")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+compiled = pytest.mark.compiler
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.randn(*shape) * 0.6).to(dtype).requires_grad_()
+
+
+def make_mask(name: str, batch: int, queries: int, keys: int) -> AttentionMask:
+    lengths = torch.tensor([keys - 5 * row for row in range(batch)])
+    padding = (torch.arange(keys) < lengths[:, None])[:, None, None]
+    if name == "padding":
+        return AttentionMask(padding)
+    if name == "holes":
+        return AttentionMask(torch.rand(batch, 1, 1, keys) > 0.4)
+    if name == "causal":
+        return AttentionMask(causal_offset=keys - queries)
+    if name == "causal-padding":
+        return AttentionMask(padding, causal_offset=0)
+    if name == "scattered":
+        return AttentionMask(torch.rand(batch, 2, queries, keys) > 0.4, bias=torch.randn(batch, 1, queries, keys))
+    if name == "blind":  # the first row sees nothing at all
+        return AttentionMask(padding & torch.arange(batch).bool()[:, None, None, None])
+    return AttentionMask()
+
+
+def everything(
+    batch: int, heads: int, queries: int, keys: int, dtype: torch.dtype
+) -> tuple[Logits, list[torch.Tensor]]:
+    """A sum of all that there is, and the tensors it is made of."""
+    inputs = [
+        tensor(heads, dtype=torch.float32),
+        tensor(heads, queries, keys, dtype=dtype),
+        tensor(heads, queries, 3, dtype=dtype),
+        tensor(heads, keys, 3, dtype=dtype),
+        tensor(batch, queries, heads, 9, dtype=dtype),
+        tensor(1, heads, keys, 9, dtype=dtype),
+        tensor(1, heads, keys, dtype=dtype),
+        tensor(batch, heads, queries, 7, dtype=dtype),
+        tensor(batch, heads, queries, -(-keys // 7), dtype=dtype),
+        tensor(batch, heads, 1, keys, dtype=dtype),
+        tensor(batch, heads, queries, keys, dtype=dtype),
+    ]
+    weight, table, left, right, query, key, key_bias, inner, outer, salience, explicit = inputs
+    parts: list[tuple[torch.Tensor | None, Logits]] = [
+        (weight, Static(table)),
+        (None, Static(left, right)),
+        (None, LowRank(query.transpose(1, 2), key, key_bias)),
+        (None, Tiled(inner, outer, keys)),
+        (None, KeyBias(salience, queries)),
+        (None, Explicit(explicit)),
+    ]
+    return Sum(parts), inputs
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    scale = max(1.0, float(wanted.detach().abs().max()))
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance * scale)
+
+
+@compiled
+def test_the_kernels_are_built_where_there_is_a_compiler() -> None:
+    assert native.reason() is None and build.library() is not None
+
+
+@compiled
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 37, 37), (3, 2, 70, 133), (1, 2, 65, 1050)], ids=["one", "odd", "several tiles"]
+)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
+def test_a_sum_of_everything_equals_the_reference(dtype: torch.dtype, shape: tuple[int, ...], mask: str) -> None:
+    batch, heads, queries, keys = shape
+    logits, inputs = everything(*shape, dtype)
+    value = tensor(batch, keys, heads, 20, dtype=dtype)
+    inputs.append(value)
+    made = make_mask(mask, batch, queries, keys)
+    terms = Terms.of(logits, made)
+    assert native.serves(terms, value.transpose(1, 2), made, 0.0)
+    found = native.attend(terms, value.transpose(1, 2), made)
+    # The reference in float32, of the very same numbers: in bfloat16 it would round what the kernels do not.
+    exact = [x.detach().float().requires_grad_() for x in inputs]
+    wanted_logits = rebuilt(logits, dict(zip(map(id, inputs), exact, strict=True)), inputs)
+    wanted = reference.attend(wanted_logits, exact[-1].transpose(1, 2), made)[0]
+    close(found, wanted, TOLERANCE[dtype])
+    upstream = torch.randn_like(wanted)
+    grads = torch.autograd.grad(found, inputs, upstream.to(dtype))
+    for grad, expected in zip(grads, torch.autograd.grad(wanted, exact, upstream), strict=True):
+        close(grad, expected, 10 * TOLERANCE[torch.float32] if dtype == torch.float32 else TOLERANCE[dtype])
+    with torch.no_grad():
+        close(native.attend(Terms.of(logits, made), value.transpose(1, 2), made), wanted, TOLERANCE[dtype])
+
+
+def rebuilt(logits: Logits, exact: dict[int, torch.Tensor], inputs: list[torch.Tensor]) -> Logits:
+    """The sum of `everything` of other tensors."""
+    weight, table, left, right, query, key, key_bias, inner, outer, salience, explicit = (
+        exact[id(x)] for x in inputs[:-1]
+    )
+    queries, keys = table.shape[-2:]
+    return Sum(
+        [
+            (weight, Static(table)),
+            (None, Static(left, right)),
+            (None, LowRank(query.transpose(1, 2), key, key_bias)),
+            (None, Tiled(inner, outer, keys)),
+            (None, KeyBias(salience, queries)),
+            (None, Explicit(explicit)),
+        ]
+    )
+
+
+@compiled
+@pytest.mark.parametrize("mask", ["none", "padding", "causal"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
+def test_every_variant_equals_the_reference(variant: str, dtype: torch.dtype, mask: str) -> None:
+    synthesizer = build_synthesizer(SynthesizerConfig(variant), 32, 4, 40)
+    made = make_mask(mask, 3, 33, 33)
+    hidden_states, value = torch.randn(3, 33, 32), torch.randn(3, 4, 33, 8).to(dtype)
+    if mask == "causal" and synthesizer.whole_sequence:
+        mask, made = "none", AttentionMask()
+    synthesizer.set_causal(mask == "causal")
+    synthesizer = synthesizer.to(dtype)
+    logits = synthesizer(hidden_states.to(dtype))
+    found, wanted = attend(logits, value, made)[0], reference.attend(logits, value, made)[0]
+    close(found, wanted, TOLERANCE[dtype])
+    parameters = [p for p in synthesizer.parameters() if p.requires_grad]
+    if parameters and wanted.requires_grad:
+        both = [
+            torch.autograd.grad(out.float().square().sum(), parameters, retain_graph=True, allow_unused=True)
+            for out in (found, wanted)
+        ]
+        for grad, expected in zip(*both, strict=True):
+            if expected is not None and grad is not None:
+                close(grad, expected, 1e-4 if dtype == torch.float32 else 0.1)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(2, 2, 45, 45), (1, 2, 20, 700)], ids=["one tile", "two tiles"])
+def test_dropout_is_the_reference_given_the_same_randomness(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    batch, heads, queries, keys = shape
+    logits, inputs = everything(*shape, dtype)
+    value = tensor(batch, heads, keys, 12, dtype=dtype)
+    inputs.append(value)
+    made = make_mask("padding", batch, queries, keys)
+    plan, tensors = operands.Plan.of(Terms.of(logits, made), value, made, 0.3, True)
+    found = autograd.attend(plan, tensors)
+    weights = reference.attend(logits, value, made)[1].float() * autograd.drawn(plan, tensors)
+    wanted = weights @ value.float()
+    loose = TOLERANCE[dtype] * 3
+    close(found, wanted, loose)
+    upstream = torch.randn_like(wanted)
+    grads = torch.autograd.grad(found, inputs, upstream.to(dtype))
+    for grad, expected in zip(grads, torch.autograd.grad(wanted, inputs, upstream), strict=True):
+        close(grad, expected, loose * 2)
+
+
+@compiled
+def test_dropout_drops_as_often_as_asked_and_nothing_twice_alike() -> None:
+    value = torch.randn(2, 3, 400, 8)
+    terms = Terms.of(Static(torch.zeros(3, 300, 400)), AttentionMask())
+    torch.manual_seed(1)
+    plan, tensors = operands.Plan.of(terms, value, AttentionMask(), 0.25, False)
+    drawn = autograd.drawn(plan, tensors)
+    kept = drawn > 0
+    torch.testing.assert_close(drawn[kept], torch.full_like(drawn[kept], 1 / 0.75))
+    spread = (0.25 * 0.75) ** 0.5
+    for dims in ((0, 1, 2, 3), (0, 1, 2), (0, 1, 3)):  # all, each key, each query
+        rate = 1 - kept.float().mean(dims)
+        assert (rate - 0.25).abs().max() < 5 * spread / (kept.numel() / rate.numel()) ** 0.5
+    rows = kept.float().flatten(0, 2)[:600] - 0.75
+    correlation = rows @ rows.t() / rows.square().sum(1)
+    assert correlation.fill_diagonal_(0).abs().max() < 6 / 400**0.5
+    columns = kept.float().flatten(0, 2).t() - 0.75
+    correlation = columns @ columns.t() / columns.square().sum(1)
+    assert correlation.fill_diagonal_(0).abs().max() < 6 / 1800**0.5
+    again = operands.Plan.of(terms, value, AttentionMask(), 0.25, False)[0]
+    assert again.seed != plan.seed
+    torch.manual_seed(1)
+    assert operands.Plan.of(terms, value, AttentionMask(), 0.25, False)[0].seed == plan.seed
+
+
+@compiled
+def test_a_gradient_of_the_gradient_is_that_of_the_reference() -> None:
+    logits, inputs = everything(2, 2, 9, 12, torch.float32)
+    value = tensor(2, 2, 12, 5)
+    inputs.append(value)
+    found = []
+    for out in (
+        native.attend(Terms.of(logits, AttentionMask()), value, AttentionMask()),
+        reference.attend(logits, value, AttentionMask())[0],
+    ):
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+    for grad, expected in zip(*found, strict=True):
+        close(grad, expected, 1e-3)
+
+
+@compiled
+def test_the_same_call_gives_the_same_bits() -> None:
+    logits, inputs = everything(2, 3, 130, 600, torch.float32)
+    value = tensor(2, 3, 600, 16)
+    runs = []
+    for _ in range(2):
+        out = native.attend(Terms.of(logits, AttentionMask()), value, AttentionMask())
+        runs.append([out, *torch.autograd.grad(out.sum(), [value, *inputs])])
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+
+
+@compiled
+def test_bfloat16_without_products_of_its_own_takes_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = build.library()
+    assert found is not None
+    monkeypatch.setattr(build, "_made", lambda: (found._replace(bfloat16=False), None))
+    logits, _ = everything(2, 2, 30, 30, torch.bfloat16)
+    value = torch.randn(2, 2, 30, 8, dtype=torch.bfloat16)
+    with torch.no_grad():
+        close(attend(logits, value)[0], reference.attend(logits, value, AttentionMask())[0], 3e-2)
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("form", "dropout", "length"), [("tiled", 0.0, 8), ("low_rank", 0.0, 300), ("static", 0.1, 8)]
+)
+def test_the_native_route_is_taken_before_the_others_on_a_processor(form: str, dropout: float, length: int) -> None:
+    forms = {
+        "tiled": Tiled(tensor(2, 2, length, 8), tensor(2, 2, length, -(-length // 8)), length),
+        "low_rank": LowRank(tensor(2, 2, length, 4), tensor(2, 2, length, 4)),
+        "static": Static(tensor(2, length, length)),
+    }
+    terms = Terms.of(forms[form], AttentionMask())
+    assert choose_route(terms, torch.randn(2, 2, length, 4), AttentionMask(), dropout) == "native"
+
+
+@compiled
+def test_the_structures_are_those_of_the_source() -> None:
+    """A field that one side lacks would shift all behind it."""
+    library = build.library()
+    assert library is not None
+    assert library.functions.hf_size() == ctypes.sizeof(operands.Problem)
+
+
+SCRIPT = """
+import torch
+from hf_synthesizer import SynthesizerAttention
+from hf_synthesizer.attend import native
+layer = SynthesizerAttention(16, 2, variant="factorized_dense", max_length=40)
+x = torch.randn(2, 40, 16)
+fast, exact = layer(x, need_weights=False)[0], layer(x)[0]
+assert (fast - exact).abs().max() < 1e-5, (fast - exact).abs().max()
+fast.sum().backward()
+print(native.reason())
+"""
+
+
+def said(**environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_a_compiler_everything_works_and_the_reason_is_named(tmp_path: Path) -> None:
+    assert "compiler" in said(CXX="no-such-compiler", XDG_CACHE_HOME=str(tmp_path))
+
+
+@compiled
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+    failing = tmp_path / "failing"
+    failing.write_text(
+        '#!/bin/sh\ncase "$1" in --version) echo 1;; *) echo "no such instruction" >&2; exit 1;; esac\n'
+    )
+    failing.chmod(0o755)
+    assert "no such instruction" in said(CXX=str(failing), XDG_CACHE_HOME=str(tmp_path))
+
+
+@compiled
+def test_the_kernels_can_be_held_down_to_avx2_and_are_kept_in_the_cache(tmp_path: Path) -> None:
+    environment = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "XDG_CACHE_HOME": str(tmp_path)}
+    assert said(**environment).strip() == "None"
+    (kept,) = (tmp_path / "hf_synthesizer" / "native").glob("*.so")
+    assert kept.name.startswith("avx2-")
+    assert said(**environment, PATH="").strip() == "None"  # it is there, and nothing is built
+
+
+def test_the_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
+    assert build.library() is None and "HF_SYNTHESIZER_NATIVE=0" in str(native.reason())
+    terms = Terms.of(Tiled(torch.randn(2, 2, 80, 8), torch.randn(2, 2, 80, 10), 80), AttentionMask())
+    assert choose_route(terms, torch.randn(2, 2, 80, 4), AttentionMask(), 0.0) == "tiled"
+
+
+def test_the_doctor_says_why_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
+    diagnosis = examine()
+    assert "HF_SYNTHESIZER_NATIVE=0" in diagnosis.machine["native kernels"]
+    assert any("native kernels" in note for note in diagnosis.notes)
+
+
+def test_a_log_says_that_there_are_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "_built", lambda capability: (_ for _ in ()).throw(build.Unavailable("nothing builds")))
+    caplog.set_level(logging.INFO, logger="hf_synthesizer.attend.native.build")
+    build._made.cache_clear()
+    try:
+        assert build.library() is None
+        assert "without its native kernels: nothing builds" in caplog.text or "for x86-64" in caplog.text
+    finally:
+        build._made.cache_clear()

@@ -6,7 +6,7 @@ import re
 
 from sphinx.application import Sphinx
 
-PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """The documents of the repository's root that have a page, because the page includes them."""
 OUTWARD = re.compile(rf"\]\(\.\./({'|'.join(map(re.escape, PAGES))})(#[^)]*)?\)")
 

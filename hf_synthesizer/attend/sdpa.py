@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch.nn import functional
 
@@ -48,8 +50,8 @@ def _is_fused(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: f
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v); weights are never built."""
     query, key = terms.joined_low_rank(value)
-    if is_low_rank(terms) and terms.key_bias is not None and terms.key_bias.requires_grad:
-        query, key = _with_a_column(query, key, terms.key_bias)
+    if _wants_a_column(terms):
+        query, key = _with_a_column(query, key, cast(torch.Tensor, terms.key_bias))
         bias = None
     else:
         bias = terms.joined_bias()
@@ -77,6 +79,12 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 def is_low_rank(terms: Terms) -> bool:
     """Whether all there is are low-rank terms and a number for each key."""
     return bool(terms.low_rank) and not (terms.static or terms.tiled or terms.explicit or terms.placed)
+
+
+def _wants_a_column(terms: Terms) -> bool:
+    """Whether the bias of keys wants a gradient, which the kernel has none for. A traced graph is the same with and without."""
+    wanted = terms.key_bias is not None and terms.key_bias.requires_grad and torch.is_grad_enabled()
+    return wanted and is_low_rank(terms) and not traced()
 
 
 def _with_a_column(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -157,9 +157,10 @@ def test_bench_and_doctor(folder: Path) -> None:
 
 def test_push(folder: Path, tmp_path: Path, hub: HubServer) -> None:  # noqa: F811
     environment = {**hub.environment(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-    pushed = run(folder, "push", "taught", "me/taught", **environment)
-    assert pushed["repository"] == "me/taught" and pushed["tokenizer"]
-    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(hub.repos["me/taught"].files())
+    run(folder, "patch", "stock", "--variant=random", "--max-length=16", "--output=pushed")
+    pushed = run(folder, "push", "pushed", "me/pushed", **environment)
+    assert pushed["repository"] == "me/pushed" and pushed["tokenizer"]
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(hub.repos["me/pushed"].files())
 
 
 def test_mistakes_are_one_message(folder: Path) -> None:

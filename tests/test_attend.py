@@ -210,6 +210,21 @@ def test_the_rules_by_which_a_route_is_chosen_without_native_kernels(
     assert choose_route(Terms.of(logits, made), torch.randn(2, 2, length, 4), made, dropout) == route
 
 
+def test_training_on_few_tokens_leaves_tables_to_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def route(rows: int) -> str:
+        logits, value = make_form("static", rows, 2, 8, 8, torch.float32), torch.randn(rows, 2, 8, 4)
+        return choose_route(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.0)
+
+    monkeypatch.setattr(static, "FEW_TOKENS", 16)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "serves", lambda *_: True)
+        assert [route(rows) for rows in (2, 3)] == ["native", "static"]
+        with torch.no_grad():
+            assert route(2) == "static"
+    monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
+    assert route(2) == "static"
+
+
 def test_low_rank_forms_take_the_stock_kernel_where_its_library_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bias of keys, which wants a gradient, stands among them as one more column."""
     monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
@@ -257,7 +272,8 @@ def test_a_table_or_salience_of_great_range_takes_the_stable_route(monkeypatch: 
 
 def test_the_debug_log_tells_the_route(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="hf_synthesizer.attend")
-    SynthesizerAttention(8, 2, variant="random", max_length=4)(torch.randn(1, 4, 8), need_weights=False)
+    with torch.no_grad():
+        SynthesizerAttention(8, 2, variant="random", max_length=4)(torch.randn(1, 4, 8), need_weights=False)
     assert "Static logits for values (1, 2, 4, 4): route static" in caplog.text
 
 

@@ -118,6 +118,14 @@ def test_lines_of_another_processor_stay_beside_one_s_own(
     assert len(lines(tmp_path / "results.csv")) == 2
 
 
+def test_a_checkout_is_timed_against_another_one(tmp_path: Path) -> None:
+    done = run("before_after", str(ROOT), "--quick", "--output", tmp_path / "before_after.csv")
+    assert done.returncode == 0, done.stderr
+    rows = lines(tmp_path / "before_after.csv")
+    assert [row["variant"] for row in rows] == ["random", "dense"]
+    assert all(float(row["median_ms"]) > 0 and float(row["before_ms"]) > 0 and row["before_commit"] for row in rows)
+
+
 def test_the_startup_benchmark_times_what_users_wait_for(tmp_path: Path) -> None:
     done = run("startup", "--quick", "--output", tmp_path / "startup.csv")
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,157 @@
+#!/usr/bin/env python
+"""Times one attention block before and after a change: this checkout against another one, in one alternating run.
+
+    git worktree add --detach ../before 774fba4
+    python benchmarks/before_after.py ../before                          # all cells that are missing in before_after.csv
+    python benchmarks/before_after.py ../before --lengths 512 --variants dense,random+salience
+    python benchmarks/before_after.py . --quick                          # two cells of a checkout against itself
+
+Each checkout has a process of its own, with its own library and its own blocks of benchmarks/blocks.py; they take turns, one after the
+other, and the order changes each round. `speedup` is the median before by the median after: below 1 the change made it slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VARIANTS = (
+    "random",
+    "factorized_random",
+    "random+salience",
+    "dense",
+    "factorized_dense",
+    "dense+salience",
+    "random+dot_product",
+    "sparse_strided",
+)
+CELLS = (
+    ("inference", "none", "float32", 0.0),
+    ("inference", "ragged", "float32", 0.0),
+    ("inference", "none", "bfloat16", 0.0),
+    ("train", "none", "float32", 0.0),
+    ("train", "none", "float32", 0.1),
+)
+FIELDS = ("status", "before_commit", "median_ms", "before_ms", "speedup", "rounds")
+
+
+def serve(root: str) -> None:
+    """A process of one checkout: cells come in as JSON, times go out."""
+    sys.path[:0] = [root, f"{root}/benchmarks"]
+    import attention
+    import blocks
+
+    import hf_synthesizer
+
+    if not str(hf_synthesizer.__file__).startswith(root):
+        raise SystemExit(f"{hf_synthesizer.__file__} is not of the checkout {root}.")
+    known, run, forget = None, None, None
+    for line in sys.stdin:
+        cell = json.loads(line)
+        if cell != known:
+            known, (run, forget) = cell, prepare(attention, blocks, cell)
+            run()
+        assert run is not None and forget is not None
+        forget()
+        start = time.perf_counter()
+        run()
+        print(json.dumps(time.perf_counter() - start), flush=True)
+
+
+def prepare(attention: Any, blocks: Any, cell: dict[str, Any]) -> tuple[Any, Any]:
+    """What is timed of a cell, and what drops the gradients before it."""
+    torch.manual_seed(0)
+    dtype, train = getattr(torch, cell["dtype"]), cell["mode"] == "train"
+    hidden_states = torch.randn(cell["batch_size"], cell["length"], blocks.WIDTH).to(dtype)
+    gradient = torch.randn_like(hidden_states)
+    hidden_states.requires_grad_(train)
+    kept = blocks.keep(cell["batch_size"], cell["length"]) if cell["padding"] == "ragged" else None
+    mask = blocks.mask_for(cell["variant"], kept, hidden_states.detach())
+    block = blocks.build(cell["variant"], cell["length"], dtype, cell["dropout"], train)
+
+    def forget() -> None:
+        hidden_states.grad = None
+        block.zero_grad(set_to_none=True)
+
+    if train:
+        return attention.step(block, hidden_states, mask, gradient), forget
+    return attention.inference(block, hidden_states, mask), forget
+
+
+def measure(before: Path, arguments: argparse.Namespace) -> None:
+    """Every cell that the file lacks."""
+    from records import ROOT, Results, commit, threads
+
+    results = Results(arguments.output, FIELDS)
+    servers = {}
+    for name, root in (("before", before.resolve()), ("after", ROOT)):
+        command = [sys.executable, __file__, str(root), "--serve"]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        servers[name] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(name: str, cell: dict[str, Any]) -> float:
+        server = servers[name]
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(cell) + "\n")
+        server.stdin.flush()
+        return float(json.loads(server.stdout.readline()))
+
+    earlier = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=before, capture_output=True, text=True)
+    for (mode, padding, dtype, dropout), length, variant in itertools.product(
+        CELLS[:1] if arguments.quick else CELLS, arguments.lengths, arguments.variants
+    ):
+        cell = {"variant": variant, "mode": mode, "padding": padding, "dtype": dtype, "dropout": dropout}
+        cell |= {"length": length, "batch_size": arguments.batch_size}
+        row = {"benchmark": "before_after", "model": "block", "threads": threads()}
+        row |= {name: str(value) for name, value in cell.items()}
+        if results.has(row):
+            continue
+        times: dict[str, list[float]] = {"before": [], "after": []}
+        for number in range(arguments.rounds + 1):
+            for name in sorted(times, reverse=number % 2 == 1):
+                times[name].append(ask(name, cell))
+        medians = {name: statistics.median(found[1:]) * 1e3 for name, found in times.items()}
+        made = {"status": "ok", "before_commit": earlier.stdout.strip(), "rounds": str(arguments.rounds)}
+        made |= {"median_ms": f"{medians['after']:.3f}", "before_ms": f"{medians['before']:.3f}"}
+        made["speedup"] = f"{medians['before'] / medians['after']:.3f}"
+        results.add({**row, **made})
+        sys.stderr.write(f"{made['speedup']} {variant} {mode} {padding} {dtype} dropout {dropout} {length}\n")
+    for server in servers.values():
+        server.terminate()
+        server.wait()
+    print(f"commit {commit()} against {earlier.stdout.strip()}: {arguments.output}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="the other checkout")
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
+    parser.add_argument("--lengths", type=lambda text: [int(word) for word in text.split(",")], default=[128, 512])
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "before_after.csv")
+    parser.add_argument("--quick", action="store_true", help="two cells of a tiny length")
+    parser.add_argument("--serve", action="store_true", help="be the process of one checkout")
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(str(arguments.before))
+        return
+    if arguments.quick:
+        arguments.variants, arguments.lengths, arguments.batch_size, arguments.rounds = ["random", "dense"], [16], 1, 1
+    measure(arguments.before, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,9 +12,9 @@ import torch
 from ...masks import AttentionMask
 from ...tracing import on_processor, traced
 from ..terms import Terms
-from .build import library, reason
+from .build import left_out, library, reason
 
-__all__ = ["attend", "attend_shared", "reason", "serves", "shares"]
+__all__ = ["attend", "attend_shared", "left_out", "reason", "serves", "shares"]
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:

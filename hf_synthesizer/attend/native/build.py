@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +36,9 @@ SYMBOLS = (PRODUCTS.format("f", 3), PRODUCTS.format("N3c108BFloat16E", 5), "_ZN2
 ADVICE = "Install g++ (or name a compiler in CXX) for the native kernels"
 
 
+_left_out = False
+
+
 class Library(NamedTuple):
     """The loaded kernels, and whether their products can be made of bfloat16 on this machine."""
 
@@ -47,9 +52,20 @@ class Unavailable(Exception):
 
 def library() -> Library | None:
     """The kernels for the instruction set that PyTorch uses, or None where there are none: `reason` says why."""
-    if os.environ.get("HF_SYNTHESIZER_NATIVE") == "0":
+    if _left_out or os.environ.get("HF_SYNTHESIZER_NATIVE") == "0":
         return None
     return _made()[0]
+
+
+@contextmanager
+def left_out() -> Iterator[None]:
+    """Do without the kernels for a while: who counts operations sees those of PyTorch alone."""
+    global _left_out
+    before, _left_out = _left_out, True
+    try:
+        yield
+    finally:
+        _left_out = before
 
 
 def reason() -> str | None:

@@ -9,14 +9,19 @@
 A run is a task, a variant, heads or whole layers, a share and a seed; it writes one JSON file into benchmarks/results/heads,
 and points that are there are not measured again. Each run has three points:
 
-- `closed`: heads chosen by `suggest_heads` on the stock model that was fine-tuned on the task, their closed form, no training;
-- `transfer`: after a transfer on as many rows as the task has (TRANSFER_EPOCHS), without labels;
-- `finetuned`: and then fine-tuned on the task for one epoch more, at one rate (FINETUNING).
+- `closed`: the heads that `suggest_heads` finds cheapest on the stock model that was fine-tuned on the task, in closed form, no
+  training;
+- `transfer`: after a transfer on TRANSFER_ROWS rows, without labels;
+- `finetuned`: and then fine-tuned on FINETUNING_ROWS rows of the task, at one rate.
 
-Share 0 is the baseline: the same fine-tuned stock model, fine-tuned once more, as often and on as many rows as the converted
-ones, at the same rate. `by` "layers" swaps whole layers at the same share, those whose heads cost least together. Everything
-else (the teachers, rows, batches, the clock) is that of benchmarks/glue.py; speed is measured by benchmarks/attention.py, which
-knows `random [90% of heads]`.
+Share 0 is the baseline: the same fine-tuned stock model, fine-tuned once more, on the same rows in the same order at the same rate. `by`
+"layers" swaps whole layers at the same share (of six: 2, 3 and 5), those whose heads cost least together.
+
+It is made to be cheap, so that one core finishes the curve of one seed in two hours: a head's closed form comes from the teacher alone,
+whatever else is synthesized, and so is computed once for a task, a variant and a seed, and taken by all shares; and rows of transfer and
+fine-tuning are few, a fraction of what benchmarks/glue.py takes, so that `transfer` and `finetuned` say what a few minutes win back, and
+not what could be won. Everything else (the teachers, rows, batches, the clock) is that of benchmarks/glue.py; speed is measured by
+benchmarks/attention.py, which knows `random [90% of heads]`.
 """
 
 from __future__ import annotations
@@ -47,19 +52,28 @@ assert spec is not None and spec.loader is not None
 benchmark = sys.modules["benchmark"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(benchmark)
 
-from hf_synthesizer import HeadSuggestion, patch_model, suggest_heads, transfer_attention  # noqa: E402
+from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, transfer_attention  # noqa: E402
+from hf_synthesizer.transfer.head_gates import gated  # noqa: E402
+from hf_synthesizer.transfer.observe import learners_of, observing, pair_layers  # noqa: E402
+from hf_synthesizer.transfer.suggest import head_costs  # noqa: E402
 
 SHARES = (0, 25, 50, 75, 90, 95, 100)
 VARIANTS = ("random", "random+salience", "dense+salience")
 BY = ("heads", "layers")
 POINTS = ("closed", "transfer", "finetuned")
-SEED_TASKS = ("mrpc", "stsb", "rte")
-SEED_SHARES = (0, 50, 75, 90, 95)
+LAYER_SHARES = (25, 50, 75)
+"""Of whole layers. Of six layers, 90 % are all."""
+SEED_TASKS = ("mrpc", "stsb")
+SEED_SHARES = (0, 75, 90, 95)
+SEED_VARIANT = "random+salience"
+"""What is run with three seeds: where heads matter most, around the share to take."""
+AVERAGED = 1_024
+"""Training rows that closed forms are made of."""
 MEASURED = 256
 """Training rows on which costs are measured."""
-TRANSFER_EPOCHS = 1
-"""Of the transfer. Whole models take two to eight (benchmarks/glue.py); heads whose closed form is near need less, and the curve has
-a hundred cells, so that one core can finish it."""
+TRANSFER_ROWS = 512
+"""Of the transfer, most of them made up from the training rows."""
+FINETUNING_ROWS = 1_024
 FINETUNING = {"epochs": 1, "learning_rate": 5e-5}
 """Of converted models and of the baseline alike. One rate, so that no point is the better of two on the rows it is scored on."""
 
@@ -101,9 +115,10 @@ def all_runs() -> list[Run]:
             continue
         runs.append(Run(task, "stock", "heads", 0, seed))
         shares = [share for share in (SEED_SHARES if seed else SHARES) if share]
-        runs += [Run(task, variant, "heads", share, seed) for variant in VARIANTS for share in shares]
-        if not seed:  # at 100 % both are the same
-            runs += [Run(task, "random+salience", "layers", share, seed) for share in shares if share < 100]
+        variants = (SEED_VARIANT,) if seed else VARIANTS
+        runs += [Run(task, variant, "heads", share, seed) for variant in variants for share in shares]
+        if not seed:
+            runs += [Run(task, "random+salience", "layers", share, seed) for share in LAYER_SHARES]
     return runs
 
 
@@ -120,7 +135,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
     parser.add_argument("--points", nargs="*", choices=POINTS, default=list(POINTS), help="these points alone")
     parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
-    parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers and suggestions are kept")
+    parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers and closed forms are kept")
     parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
     parser.add_argument("--quick", action="store_true", help="few rows and steps, to show that everything works")
     return parser.parse_args(argv)
@@ -164,8 +179,65 @@ def wanted(run: Run, arguments: argparse.Namespace) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A teacher's copy with all heads synthesized, in closed form, and the order in which heads can be."""
+
+    model: PreTrainedModel
+    suggestion: HeadSuggestion
+
+    @classmethod
+    def of(cls, teacher: PreTrainedModel, variant: str, batches: Any) -> Whole:
+        """What `suggest_heads` does, less its curve, and the model that it throws away."""
+        model = copy.deepcopy(teacher)
+        patch_model(model, variant, max_length=benchmark.MAX_LENGTH)
+        transfer_attention(model, teacher, batches, method="average", autocast=torch.bfloat16)
+        pairs = pair_layers(model, teacher)
+        measured = [dict(batch) for batch in itertools.islice(batches, -(-MEASURED // benchmark.BATCH_SIZE))]
+        for frozen in (teacher, model):
+            frozen.requires_grad_(False)
+        with observing(teacher, model), gated(pairs) as gates, torch.autocast("cpu", torch.bfloat16):
+            costs = head_costs(teacher, gates, measured, {pair.label: pair.student.dimensions[1] for pair in pairs})
+        teacher.requires_grad_(True)
+        config = SynthesizerConfig(variant, max_length=benchmark.MAX_LENGTH)
+        return cls(model, HeadSuggestion(config, dict(enumerate(costs.values())), 1.0))
+
+    def save(self, path: Path) -> None:
+        """Two files, for runs to come."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.suggestion.save(path.with_suffix(".json"))
+        torch.save(self.model.state_dict(), path)
+
+    @classmethod
+    def load(cls, path: Path, teacher: PreTrainedModel, variant: str) -> Whole:
+        """What `save` wrote."""
+        model = patch_model(copy.deepcopy(teacher), variant, max_length=benchmark.MAX_LENGTH)
+        model.load_state_dict(torch.load(path, weights_only=True))
+        return cls(model, HeadSuggestion.load(path.with_suffix(".json")))
+
+
+def take_heads(model: PreTrainedModel, whole: PreTrainedModel) -> None:
+    """Give each synthesized head of a model what it has in a model that has all of them."""
+    for pair in pair_layers(model, whole):
+        theirs = pair.teacher.synthesizer
+        state = theirs.state_dict()
+        for learner in learners_of(pair):
+            rows = list(learner.heads)
+            learner.synthesizer.load_state_dict(
+                {
+                    name: tensor.unflatten(0, (theirs.num_heads, -1))[rows].flatten(0, 1)
+                    for name, tensor in state.items()
+                }
+            )
+
+
 class Bench(benchmark.Bench):
-    """The setting of benchmarks/glue.py, with a plan for each share."""
+    """The setting of benchmarks/glue.py, with a plan for each share; what several runs share is made once."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        super().__init__(arguments)
+        self.whole: dict[str, Whole] = {}
+        self.taught: dict[Run, PreTrainedModel] = {}
 
     def rows(self, name: str) -> dict[str, Any]:
         rows = super().rows(name)
@@ -177,83 +249,83 @@ class Bench(benchmark.Bench):
         """Stock, fine-tuned on the run's task with the run's seed."""
         return self.teacher(benchmark.Run(run.task, "stock", False, run.seed))
 
-    def suggestion(self, run: Run, teacher: PreTrainedModel) -> HeadSuggestion:
-        """The costs of all heads for a task, a variant and a seed, measured once for all shares."""
-        path = Path(self.arguments.work_dir) / "suggestions" / f"{run.task}-{run.variant}-seed{run.seed}.json"
-        if path.exists():
-            return HeadSuggestion.load(path)
-        set_seed(run.seed)
-        batches = self.batches(benchmark.unlabelled(self.rows(run.task)["train"]), run.seed)
-        started = time.process_time()
-        found = suggest_heads(
-            teacher,
-            batches,
-            run.variant,
-            [share / 100 for share in SHARES if share],
-            batches=-(-MEASURED // benchmark.BATCH_SIZE),
-            max_length=benchmark.MAX_LENGTH,
-        )
-        print(f"{found}\nmeasured in {time.process_time() - started:.0f} s", flush=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found.save(path)
-        return found
-
     def batches(self, rows: Any, seed: int, size: int | None = None) -> Any:
         return benchmark.GroupedBatches(rows, size or benchmark.BATCH_SIZE, self.collate, seed=seed)
 
+    def all_heads(self, run: Run, teacher: PreTrainedModel) -> Whole:
+        """The teacher with all heads in closed form, and what each of them costs: for all shares of a task, variant and seed."""
+        key = f"{run.task}-{run.variant}-seed{run.seed}"
+        path = Path(self.arguments.work_dir) / "closed_forms" / f"{key}.pt"
+        if key not in self.whole:
+            set_seed(run.seed)
+            if path.exists():
+                self.whole = {key: Whole.load(path, teacher, run.variant)}
+            else:
+                self.whole = {key: Whole.of(teacher, run.variant, self.unlabelled(run, AVERAGED))}
+                self.whole[key].save(path)
+                print(self.whole[key].suggestion, flush=True)
+        return self.whole[key]
+
+    def unlabelled(self, run: Run, number: int) -> Any:
+        """The first training rows, without labels, in batches that have an order of their own each time."""
+        return self.batches(benchmark.unlabelled(self.rows(run.task)["train"][:number]), run.seed)
+
     def plan(self, run: Run, teacher: PreTrainedModel) -> dict[Any, Any]:
         """What `patch_model` gets: the cheapest heads, or the layers whose heads cost least together."""
-        suggestion = self.suggestion(run, teacher)
+        suggestion = self.all_heads(run, teacher).suggestion
         if run.by == "heads":
             return suggestion.at(run.share / 100)
         order = sorted(suggestion.costs, key=lambda layer: sum(suggestion.costs[layer]))
         return dict.fromkeys(order[: math.ceil(run.share * len(order) / 100)], suggestion.variant)
 
-    def converted(self, run: Run, teacher: PreTrainedModel, *, steps: bool) -> tuple[PreTrainedModel, dict[str, Any]]:
-        """The patched copy of the teacher, in closed form, or after the whole transfer."""
+    def converted(self, run: Run, teacher: PreTrainedModel) -> PreTrainedModel:
+        """The patched copy of the teacher in closed form."""
         set_seed(run.seed)
         model = copy.deepcopy(teacher)
         model.set_attn_implementation("sdpa")
         patch_model(model, self.plan(run, teacher), max_length=benchmark.MAX_LENGTH)
-        texts = benchmark.unlabelled(self.rows(run.task)["train"])
-        if not steps:
-            batches = self.batches(texts, run.seed)
-            transfer_attention(model, teacher, batches, steps=(0, 0), autocast=torch.bfloat16)
-            return model, {}
+        take_heads(model, self.all_heads(run, teacher).model)
+        return model
+
+    def transferred(self, run: Run, teacher: PreTrainedModel) -> tuple[PreTrainedModel, dict[str, Any]]:
+        """The same after the transfer."""
+        model = self.converted(run, teacher)
         texts = benchmark.vary(
-            texts,
-            TRANSFER_EPOCHS * len(texts),
+            benchmark.unlabelled(self.rows(run.task)["train"]),
+            min(TRANSFER_ROWS, len(self.rows(run.task)["train"])),
             benchmark.special_ids(self.tokenizer),
             max_length=benchmark.MAX_LENGTH,
             seed=run.seed,
         )
         batches = self.batches(texts, run.seed, benchmark.TRANSFER_BATCH_SIZE)
         number = len(batches)
-        first = int(benchmark.FIRST_STAGE * number)
-        report = transfer_attention(model, teacher, batches, steps=(first, number), autocast=torch.bfloat16)
+        report = transfer_attention(
+            model,
+            teacher,
+            batches,
+            steps=(int(benchmark.FIRST_STAGE * number), number),
+            average_batches=0,  # the closed form is there
+            autocast=torch.bfloat16,
+        )
         return model, {"transfer_rows": len(texts), "transfer_steps": report.steps, "error": report.error_after}
 
     def measure(self, run: Run, point: str) -> dict[str, Any]:  # type: ignore[override]
         """One point more of a run."""
         teacher, started = self.stock_teacher(run), time.process_time()
         result = run.read() or {**asdict(run), **self.setting(run, teacher), "points": {}}
-        path = Path(self.arguments.work_dir) / "converted" / f"{run.name}.pt"
         model, facts = teacher, {}
-        if run.share:
-            if point == "finetuned" and path.exists():
-                model = self.converted(run, teacher, steps=False)[0]
-                model.load_state_dict(torch.load(path, weights_only=True))
-            else:
-                model, facts = self.converted(run, teacher, steps=point != "closed")
-        if point == "transfer":
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(model.state_dict(), path)
+        if run.share and point == "closed":
+            model = self.converted(run, teacher)
+        elif run.share and not (point == "finetuned" and run in self.taught):
+            model, facts = self.transferred(run, teacher)
+        elif run.share:
+            model = self.taught[run]
+        self.taught = {run: model} if point == "transfer" else {}
         if point == "finetuned":
             set_seed(run.seed)
-            batches = self.batches(self.rows(run.task)["train"], run.seed)
-            benchmark.finetune(model, batches, **FINETUNING, description=run.name)
-            facts = {**facts, "finetuned_rows": len(self.rows(run.task)["train"]), **FINETUNING}
-            path.unlink(missing_ok=True)
+            rows = self.rows(run.task)["train"][:FINETUNING_ROWS]
+            benchmark.finetune(model, self.batches(rows, run.seed), **FINETUNING, description=run.name)
+            facts = {"finetuned_rows": len(rows), **FINETUNING}
         value, metrics = self.score(model, run)
         seconds = time.process_time() - started
         result["points"][point] = {"score": value, "metrics": metrics, "seconds": seconds, **facts}
@@ -268,6 +340,8 @@ class Bench(benchmark.Bench):
             "model": Path(self.model).parent.name if self.arguments.model is None else self.model,
             "train_rows": len(self.rows(run.task)["train"]),
             "teacher_epochs": benchmark.EPOCHS[run.task],
+            "averaged_rows": AVERAGED,
+            "measured_rows": MEASURED,
             "cache_share": cache_share(plan, teacher) if run.share else 1.0,
             "threads": torch.get_num_threads(),
             "machine": f"{benchmark.processor()}, {platform.system()}",

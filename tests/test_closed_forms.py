@@ -190,10 +190,7 @@ def test_factorized_dense_starts_nearer_than_fresh_in_every_layer() -> None:
 
 @pytest.mark.parametrize("variant", ["random", "random+salience", "dense", "dense+salience", "factorized_random"])
 @pytest.mark.parametrize("head", [HEADS["bert"], HEADS["t5"]])
-def test_some_heads_take_what_they_take_in_a_layer_of_their_own_kind(
-    head: str, variant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(first_order, "SCALES", (0.8,))
+def test_some_heads_take_what_they_take_in_a_layer_of_their_own_kind(head: str, variant: str) -> None:
     teacher, batches = sharp(head), loader(head)
     whole = student_of(teacher, variant)
     some = student_of(teacher, SynthesizerConfig(variant, heads=[0, 2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from hf_synthesizer import suggest_heads  # noqa: E402
 from tests.test_glue_benchmark import bench as glue
 from tests.test_glue_benchmark import load, tiny  # noqa: F401  (a fixture)
 
@@ -29,8 +31,13 @@ def test_the_runs_are_the_curve_that_was_promised() -> None:
             ("stock", 0),
             *((variant, share) for variant in heads.VARIANTS for share in (25, 50, 75, 90, 95, 100)),
         }
-    assert {run.task for run in runs if run.seed == 2} == {"mrpc", "stsb", "rte"}
-    assert {run.share for run in runs if run.by == "layers"} == {25, 50, 75, 90, 95}
+    seeds = [run for run in runs if run.seed == 2]
+    assert {(run.task, run.variant, run.share) for run in seeds} == {
+        (task, variant, share)
+        for task in ("mrpc", "stsb")
+        for variant, share in [("stock", 0), *(("random+salience", share) for share in (75, 90, 95))]
+    }
+    assert {run.share for run in runs if run.by == "layers"} == {25, 50, 75}  # of six layers 90 % are all
 
 
 def test_a_run_has_three_points_and_none_is_measured_twice(
@@ -39,7 +46,7 @@ def test_a_run_has_three_points_and_none_is_measured_twice(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    for name in ("MAX_LENGTH", "EPOCHS", "TRANSFER_EPOCHS", "RESULTS"):
+    for name in ("MAX_LENGTH", "EPOCHS", "RESULTS"):
         monkeypatch.setattr(heads.benchmark, name, getattr(glue, name))
     monkeypatch.setattr(heads, "RESULTS", tmp_path / "heads")
     chosen = [*tiny, "--quick", "--seeds", "0", "--shares", "0", "50", "--variants", "stock", "random+salience"]
@@ -59,6 +66,31 @@ def test_a_run_has_three_points_and_none_is_measured_twice(
     assert list(results[name.format("layers")]["layers"].values()) == [None]
     heads.main(chosen)
     assert "3 of 3 runs are there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variant", heads.VARIANTS)
+def test_heads_that_are_taken_from_a_whole_model_are_those_of_a_transfer_of_their_own(
+    tiny: list[str],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+) -> None:
+    for name in ("MAX_LENGTH", "EPOCHS"):
+        monkeypatch.setattr(heads.benchmark, name, getattr(glue, name))
+    bench = heads.Bench(heads.arguments_of([*tiny, "--quick"]))
+    for run in (heads.Run("mrpc", variant, "heads", 50, 0), heads.Run("mrpc", variant, "layers", 50, 0)):
+        teacher = bench.stock_teacher(run)
+        taken, own = bench.converted(run, teacher), copy.deepcopy(teacher)
+        plan = bench.plan(run, teacher)
+        heads.patch_model(own, plan, max_length=glue.MAX_LENGTH)
+        rows = bench.unlabelled(run, heads.AVERAGED)
+        heads.transfer_attention(own, teacher, rows, method="average", autocast=torch.bfloat16)
+        expected = own.state_dict()
+        for name, tensor in taken.state_dict().items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-3)
+    suggested = suggest_heads(
+        teacher, bench.unlabelled(run, heads.AVERAGED), variant, max_length=glue.MAX_LENGTH, autocast=torch.bfloat16
+    )
+    assert suggested.order == bench.all_heads(run, teacher).suggestion.order
 
 
 def test_orders_of_heads_and_of_keys_are_written(

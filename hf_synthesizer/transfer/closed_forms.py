@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
 from ..errors import InvalidConfigError
 from .average import MeanWeights, keeps_dot_product, restore_dot_product, tables_of, write_mean_weights
-from .distill import divergence
+from .distill import divergences
 from .first_order import MeanStates, Scale, compares_plainly, first_order_parts, scales_for, write_first_order
 from .observe import Batch, Call, LayerPair, Learner, learners_of, observe_calls, synthesized_weights
 
@@ -54,7 +53,8 @@ def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches
     """Give each layer, or each group of its heads, what has a closed form. Both models are under
     `observing(…, backend="eager")`.
 
-    First-order terms get the scale, one a layer or group, that diverges least from the teacher on the first batches.
+    First-order terms of a head get the scale at which it diverges least from the teacher on the first batches. So a head's
+    closed form does not depend on which others are synthesized, unless they share a table.
 
     Raises:
         InvalidConfigError: for batches that are padded on the left.
@@ -88,7 +88,7 @@ def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches
         label = learner.pair.label
         if _has_first_order(learner):
             seen = _Seen(states[label], weights.get(label), judged_on[label])
-            _write(min(scales_for(learner.synthesizer), key=partial(_divergence_at, learner, seen)), learner, seen)
+            _write(_best_scales(learner, seen), learner, seen)
         elif tables_of(learner.synthesizer):
             write_mean_weights(learner, weights[label])
 
@@ -106,18 +106,28 @@ class _Seen:
     judged_on: list[Call]
 
 
-def _write(scale: Scale, learner: Learner, seen: _Seen) -> None:
-    said = write_first_order(learner, seen.states, scale)
+def _write(scales: list[Scale], learner: Learner, seen: _Seen) -> None:
+    said = write_first_order(learner, seen.states, scales)
     if seen.weights is not None and tables_of(learner.synthesizer):
         write_mean_weights(learner, seen.weights, less=said)
 
 
+def _best_scales(learner: Learner, seen: _Seen) -> list[Scale]:
+    """For each head the scale at which it is nearest to its teacher; one for all heads of a group that share a table."""
+    candidates = scales_for(learner.synthesizer)
+    apart = torch.stack([_divergences_at(scale, learner, seen) for scale in candidates])  # (candidates, h)
+    if any(part.config.share_heads for part in tables_of(learner.synthesizer)):
+        apart = apart.mean(1, keepdim=True).expand_as(apart)
+    return [candidates[number] for number in apart.argmin(0).tolist()]
+
+
 @torch.no_grad()
-def _divergence_at(learner: Learner, seen: _Seen, scale: Scale) -> float:
-    """How far the heads are from their teacher when their first-order terms have the scale."""
-    _write(scale, learner, seen)
+def _divergences_at(scale: Scale, learner: Learner, seen: _Seen) -> torch.Tensor:
+    """How far each head is from its teacher when its first-order terms have the scale, (h)."""
+    _write([scale] * len(learner.heads), learner, seen)
     student = learner.pair.student
-    return sum(divergence(call, synthesized_weights(student, call), learner.heads).item() for call in seen.judged_on)
+    apart = torch.stack([divergences(call, synthesized_weights(student, call)) for call in seen.judged_on]).sum(0)
+    return apart[list(learner.heads)].cpu()
 
 
 def _size(pair: LayerPair) -> tuple[int, int]:

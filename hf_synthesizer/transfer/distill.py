@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -14,16 +14,18 @@ from ..synthesizers import Synthesizer
 from .observe import Batch, Call, LayerPair, observe_calls, on_device, synthesized_weights
 
 
-def divergence(call: Call, weights: torch.Tensor, heads: Sequence[int] | None = None) -> torch.Tensor:
-    """`KL(teacher ‖ student)` of attention weights, the mean over heads (all, or these) and over the rows of tokens (a scalar)."""
+def divergence(call: Call, weights: torch.Tensor) -> torch.Tensor:
+    """`KL(teacher ‖ student)` of attention weights, the mean over heads and over the rows of tokens (a scalar)."""
+    return divergences(call, weights).mean()
+
+
+def divergences(call: Call, weights: torch.Tensor) -> torch.Tensor:
+    """`KL(teacher ‖ student)` of each head's attention weights, the mean over the rows of tokens, (H)."""
     target = call.weights.float()
-    weights = weights.float()
-    if heads is not None and len(heads) < target.shape[1]:
-        target, weights = target[:, list(heads)], weights[:, list(heads)]
     rows = call.rows.unsqueeze(1)  # (B, 1, L)
     tiny = torch.finfo(torch.float32).tiny
-    terms = target * (target.clamp(min=tiny).log() - weights.to(target.device).clamp(min=tiny).log())
-    return (terms.sum(-1) * rows).sum() / (rows.sum() * target.shape[1]).clamp(min=1)
+    terms = target * (target.clamp(min=tiny).log() - weights.float().to(target.device).clamp(min=tiny).log())
+    return (terms.sum(-1) * rows).sum((0, 2)) / rows.sum().clamp(min=1)
 
 
 def weight_losses(

@@ -132,7 +132,7 @@ def compares_plainly(stock: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the first-order terms are multiplied by, and the constant c in both factors of `factorized_dense`."""
+    """What a head's first-order terms are multiplied by, and the constant c in both factors of `factorized_dense`."""
 
     terms: float
     constant: float = 1.0
@@ -145,17 +145,19 @@ def scales_for(synthesizer: Synthesizer) -> list[Scale]:
 
 
 @torch.no_grad()
-def write_first_order(learner: Learner, means: MeanStates, scale: Scale) -> torch.Tensor | None:
-    """Give the dense part and `salience` their terms times a scale; what salience says of each position on the mean,
-    (h, 1, N), or None.
+def write_first_order(learner: Learner, means: MeanStates, scales: Sequence[Scale]) -> torch.Tensor | None:
+    """Give the dense part and `salience` their terms times each head's scale; what salience says of each position on the
+    mean, (h, 1, N), or None.
 
     The hidden units of a dense part are the queries, lifted above relu's corner: `W1 = Wq`, `W2[h, :, j] = s · k̄_j`, and `b2`
     takes the lift out again.
     """
     heads = learner.heads
+    terms = torch.tensor([scale.terms for scale in scales], dtype=torch.float64).unsqueeze(-1)  # (h, 1)
+    constants = torch.tensor([scale.constant for scale in scales], dtype=torch.float64)
     salience, dense = salience_of(learner.synthesizer), dense_of(learner.synthesizer)
     if salience is not None:
-        salience.worth.weight.copy_(scale.terms * means.salience(heads))
+        salience.worth.weight.copy_(terms * means.salience(heads))
     if dense is not None:
         query = means.projections[0]
         mean, deviation = means.query_mean_and_deviation()
@@ -163,16 +165,16 @@ def write_first_order(learner: Learner, means: MeanStates, scale: Scale) -> torc
         lift = SPREAD * deviation - mean
         dense.hidden.weight.copy_(means.of_heads(query.weight, heads).flatten(0, 1))
         dense.hidden.bias.copy_(means.of_heads(bias + lift, heads).flatten())
-        keys = scale.terms * means.keys(heads)
+        keys = terms.unsqueeze(-1) * means.keys(heads)
         taken_out = means.of_heads(lift + mean if salience is not None else lift, heads)  # (h, d_h)
         if isinstance(dense, DenseSynthesizer):
             dense.columns.copy_(keys)
             dense.bias.copy_(-torch.einsum("hnc,hc->hn", keys, taken_out))
         else:
-            write_factors(dense, keys, taken_out, means.count.squeeze(-1), scale.constant)
+            write_factors(dense, keys, taken_out, means.count.squeeze(-1), constants)
     if salience is None:
         return None
-    return scale.terms * (means.salience(heads) @ means.positions().T).unsqueeze(1)
+    return (terms * (means.salience(heads) @ means.positions().T)).unsqueeze(1)
 
 
 def write_factors(
@@ -180,7 +182,7 @@ def write_factors(
     keys: torch.Tensor,
     taken_out: torch.Tensor,
     count: torch.Tensor,
-    constant: float,
+    constants: torch.Tensor,
 ) -> None:
     """Give both factors of `factorized_dense` what is nearest to `(hid_i − t) · key_j`.
 
@@ -193,9 +195,10 @@ def write_factors(
         keys: (h, N, d_h).
         taken_out: t, (h, d_h).
         count: (N), how often a position was seen; those that never were have no say.
-        constant: c.
+        constants: c of each head, (h).
     """
     fine, coarse = fine_and_coarse(keys, count, dense.factors)
+    constant = constants[:, None, None]
     for part, factor, bias in (
         (fine, dense.inner_weight, dense.inner_bias),
         (coarse, dense.outer_weight, dense.outer_bias),

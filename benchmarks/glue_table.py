@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import re
 import statistics
 import sys
 from collections import defaultdict
@@ -26,10 +25,13 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from table_places import write_tables  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
 PROBES = ROOT / "benchmarks" / "results" / "glue_probes.csv"
 DOCUMENTS = tuple(ROOT / "docs" / name for name in ("glue.md", "transfer.md", "sparse.md"))
-PLACE = re.compile(r"(<!-- table: ([a-z-]+) \(benchmarks/glue_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 TASKS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
 Results = list[dict[str, Any]]
 
@@ -225,16 +227,6 @@ def plot(results: Results, path: Path) -> None:
     pyplot.close(figure)
 
 
-def with_tables(text: str, results: Results) -> str:
-    """A document with its tables written anew."""
-    makers = {
-        "glue": lambda: table(results),
-        "glue-starts": lambda: starts(results),
-        "glue-probes": probes,
-    }
-    return PLACE.sub(lambda place: f"{place[1]}\n{makers[place[2]]()}\n\n{place[3]}", text)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Print the table, write tables and plot; or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -245,12 +237,8 @@ def main(argv: list[str] | None = None) -> None:
     results = read(arguments.results)
     if not results:
         sys.exit(f"There are no results in {arguments.results}: run benchmarks/glue.py first.")
-    for document in arguments.documents:
-        text = document.read_text(encoding="utf-8")
-        written = with_tables(text, results)
-        if arguments.check and written != text:
-            sys.exit(f"{document.name} and the results disagree: run python benchmarks/glue_table.py.")
-        document.write_text(written, encoding="utf-8")
+    makers = {"glue": lambda: table(results), "glue-starts": lambda: starts(results), "glue-probes": probes}
+    write_tables(arguments.documents, "glue_table", makers, check=arguments.check)
     if not arguments.check:
         print(table(results))
         plot(results, arguments.results / "scores.png")

@@ -12,10 +12,8 @@ from, and the changes on as many other rows too. Teachers are those of benchmark
 
 from __future__ import annotations
 
-import argparse
 import copy
 import csv
-import importlib.util
 import itertools
 import sys
 import time
@@ -26,10 +24,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "head_orders.csv"
 
-spec = importlib.util.spec_from_file_location("benchmark_of_heads", ROOT / "benchmarks" / "heads.py")
-assert spec is not None and spec.loader is not None
-heads = sys.modules["benchmark_of_heads"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(heads)
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from orders import bench_of, heads, parser_of  # noqa: E402
 
 from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, transfer_attention  # noqa: E402
 from hf_synthesizer.transfer.head_gates import gated  # noqa: E402
@@ -43,21 +40,10 @@ AVERAGED = 20
 
 def main(argv: list[str] | None = None) -> None:
     """Measure what is asked for, and add it to the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--glue_dir")
-    parser.add_argument("--model")
-    parser.add_argument("--tasks", nargs="*", choices=heads.benchmark.TASKS, default=["mrpc", "stsb"])
+    parser = parser_of(__doc__, RESULTS, 4, "of 32 rows, on which costs are measured")
     parser.add_argument("--variant", default="random+salience")
-    parser.add_argument("--batches", type=int, default=4, help="of 32 rows, on which costs are measured")
-    parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers are kept")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args(argv)
-    known = ["--work_dir", given.work_dir, *(["--glue_dir", given.glue_dir] if given.glue_dir else [])]
-    known += ["--model", given.model] if given.model else []
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    bench = heads.Bench(heads.arguments_of(known))
+    bench = bench_of(given)
     lines: list[dict[str, str]] = []
     if given.output.exists():
         with given.output.open(newline="") as file:

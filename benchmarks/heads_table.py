@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import re
 import statistics
 import sys
 from collections import defaultdict
@@ -28,13 +27,14 @@ matplotlib.use("Agg")
 from matplotlib.figure import Figure  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from table_places import write_tables  # noqa: E402
+from table_text import markdown  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "heads"
 SPEED = ROOT / "benchmarks" / "results" / "heads_speed"
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("glue.md", "performance.md")))
-PLACE = re.compile(
-    r"(<!-- table: ([a-z-]+) \(benchmarks/heads_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL
-)
 TASKS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
 SHARES = (25, 50, 75, 90, 95, 100)
 POINTS = {"closed": "closed form alone", "transfer": "after transfer", "finetuned": "fine-tuned"}
@@ -82,11 +82,6 @@ def mean_cell(tasks: dict[str, list[float]]) -> str:
         return ""
     value = statistics.mean(statistics.mean(values) for values in tasks.values())
     return f"{value:.1%}" + ("" if len(tasks) == len(TASKS) else f" ({', '.join(TASKS[task] for task in tasks)})")
-
-
-def markdown(head: list[str], lines: list[list[str]]) -> str:
-    rows = ["| " + " | ".join(line) + " |" for line in (head, *lines)]
-    return "\n".join([rows[0], "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|", *rows[1:]])
 
 
 def curve(results: Results) -> str:
@@ -242,18 +237,6 @@ def plot(results: Results, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def with_tables(text: str, results: Results, speeds: Path) -> str:
-    """A document with its tables written anew."""
-    makers = {
-        "heads-curve": lambda: curve(results),
-        "heads-tasks": lambda: tasks(results),
-        "heads-stock": lambda: stock(results),
-        "heads-missing": lambda: missing(results),
-        "heads-speed": lambda: speed(speeds),
-    }
-    return PLACE.sub(lambda place: f"{place[1]}\n{makers[place[2]]()}\n\n{place[3]}", text)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Write tables and plot; or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -265,12 +248,14 @@ def main(argv: list[str] | None = None) -> None:
     results = read(arguments.results)
     if not results:
         sys.exit(f"There are no results in {arguments.results}: run benchmarks/heads.py first.")
-    for document in arguments.documents:
-        text = document.read_text(encoding="utf-8")
-        written = with_tables(text, results, arguments.speed)
-        if arguments.check and written != text:
-            sys.exit(f"{document.name} and the results disagree: run python benchmarks/heads_table.py.")
-        document.write_text(written, encoding="utf-8")
+    makers = {
+        "heads-curve": lambda: curve(results),
+        "heads-tasks": lambda: tasks(results),
+        "heads-stock": lambda: stock(results),
+        "heads-missing": lambda: missing(results),
+        "heads-speed": lambda: speed(arguments.speed),
+    }
+    write_tables(arguments.documents, "heads_table", makers, check=arguments.check)
     if not arguments.check:
         print(curve(results))
         plot(results, arguments.results / "curve.png")

@@ -12,10 +12,8 @@ whose keys are not taken apart. Teachers are those of benchmarks/heads.py, rows 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import csv
-import importlib.util
 import itertools
 import sys
 from collections.abc import Callable
@@ -26,10 +24,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "key_orders.csv"
 
-spec = importlib.util.spec_from_file_location("benchmark_of_heads", ROOT / "benchmarks" / "heads.py")
-assert spec is not None and spec.loader is not None
-heads = sys.modules["benchmark_of_heads"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(heads)
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from orders import bench_of, heads, parser_of  # noqa: E402
 
 from hf_synthesizer import patch_model  # noqa: E402
 from hf_synthesizer.transfer.first_order import MeanStates, dense_of, fine_and_coarse  # noqa: E402
@@ -58,20 +55,9 @@ ORDERS: dict[str, Order] = {
 
 def main(argv: list[str] | None = None) -> None:
     """Measure the tasks that are asked for, and write the file anew."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--glue_dir")
-    parser.add_argument("--model")
-    parser.add_argument("--tasks", nargs="*", choices=heads.benchmark.TASKS, default=["mrpc", "stsb"])
-    parser.add_argument("--batches", type=int, default=20, help="of 32 rows, over which keys are averaged")
-    parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers are kept")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser = parser_of(__doc__, RESULTS, 20, "of 32 rows, over which keys are averaged")
     given = parser.parse_args(argv)
-    known = ["--work_dir", given.work_dir, *(["--glue_dir", given.glue_dir] if given.glue_dir else [])]
-    known += ["--model", given.model] if given.model else []
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    bench = heads.Bench(heads.arguments_of(known))
+    bench = bench_of(given)
     rows = [line for task in given.tasks for line in measure(bench, task, given.batches)]
     with given.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))

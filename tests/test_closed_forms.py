@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -26,22 +25,33 @@ def averaged(head: str, **options) -> tuple[torch.Tensor, torch.Tensor]:
     return recorded_weights(model, inputs)[0], recorded_weights(teacher, inputs)[0]
 
 
-def test_random_is_the_log_of_the_mean_weight_over_valid_pairs() -> None:
-    """R[h, i, j] = log(Σ_b w[b,h,i,j] / #b), over the sequences in which i and j are both tokens."""
+def test_random_gives_each_pair_the_weight_that_its_teacher_gives_it_on_the_mean() -> None:
+    """Σ_b softmax(R + mask_b)[h, i, j] = Σ_b w[b, h, i, j] over sequences of several lengths: where the divergence is least."""
     teacher, batches = sharp(HEADS["bert"]), loader(HEADS["bert"])
+    assert len({length for inputs in batches for length in inputs["attention_mask"].sum(-1).tolist()}) > 1
     model = student_of(teacher, "random")
     transfer_attention(model, teacher, batches, method="average", progress=False)
-    weights = [recorded_weights(teacher, inputs) for inputs in batches]  # [batch][layer] (B, H, L, L)
-    for number, layer in enumerate(self_attentions(model)):
-        for head, i, j in itertools.product(range(3), range(8), range(8)):
-            seen = [
-                weights[number_of_batch][number][row, head, i, j].item()
-                for number_of_batch, inputs in enumerate(batches)
-                for row in range(3)
-                if inputs["attention_mask"][row, i] and inputs["attention_mask"][row, j]
+    sums = []
+    for one in (model, teacher):
+        rows = [inputs["attention_mask"].unsqueeze(1).unsqueeze(-1) for inputs in batches]
+        weights = [recorded_weights(one, inputs) for inputs in batches]  # [batch][layer] (B, H, L, L)
+        sums.append(
+            [
+                sum((w[number] * row).sum(0) for w, row in zip(weights, rows, strict=True))
+                for number in range(len(weights[0]))
             ]
-            expected = math.log(sum(seen) / len(seen))
-            assert layer.synthesizer.table[head, i, j].item() == pytest.approx(expected, abs=1e-5)
+        )
+    for ours, theirs in zip(*sums, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_random_is_the_log_of_the_mean_weight_where_all_sequences_have_the_same_keys() -> None:
+    teacher, inputs = sharp(HEADS["bert"]), batch(HEADS["bert"])
+    inputs["attention_mask"] = torch.ones(3, 8, dtype=torch.long)
+    model = student_of(teacher, "random")
+    transfer_attention(model, teacher, [inputs], method="average", progress=False)
+    for layer, weights in zip(self_attentions(model), recorded_weights(teacher, inputs), strict=True):
+        torch.testing.assert_close(layer.synthesizer.table[:, :8, :8], weights.mean(0).log(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", [HEADS["bert"], "T5EncoderModel"])
@@ -54,6 +64,7 @@ def test_constant_attention_is_the_mean_attention(head: str) -> None:
 def test_pairs_that_no_sequence_reached_go_on_along_their_diagonal() -> None:
     means = MeanWeights(1, 4)
     means.sum[0, :2, :2] = torch.tensor([[3.0, 1.0], [2.0, 2.0]])
+    means.before[0, :2, 1] = torch.tensor([3.0, 2.0])
     means.count[:2, :2] = 4
     weights = means.log().exp()[0]
     assert weights[0, 1].item() == pytest.approx(0.25)  # seen: as it is

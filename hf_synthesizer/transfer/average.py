@@ -1,8 +1,9 @@
-"""The closed form of tables: the teacher's mean attention weights."""
+"""The closed form of tables: the constant attention nearest to the teacher's."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -23,13 +24,17 @@ TABLES = (RandomSynthesizer, FactorizedRandomSynthesizer)
 
 
 class MeanWeights:
-    """The mean attention weight of a layer, over the valid pairs (i, j) of all sequences seen.
+    """The constant attention nearest to a layer's, over the valid pairs (i, j) of all sequences seen.
 
-    A pair is valid where i is a token and may look at j: `mean[h, i, j] = Σ_b weights[b, h, i, j] / Σ_b valid[b, i, j]`.
+    A pair is valid where i is a token and may look at j. Padding is on the right, so that a shorter sequence has the first of
+    the keys that a longer one has, and constant logits, masked, are the longer one's weights divided by their sum over these keys.
+    So what a mean over all sequences says of a key depends on how many keys each of them had; the share
+    `q[h, i, j] = Σ_b weights[b, h, i, j] / Σ_b Σ_{k ≤ j} weights[b, h, i, k]`, both over the sequences that have j, does not.
     """
 
     def __init__(self, num_heads: int, max_length: int):
         self.sum = torch.zeros(num_heads, max_length, max_length, dtype=torch.float64)
+        self.before = torch.zeros_like(self.sum)  # Σ_b Σ_{k < j} weights, over the sequences that have j
         self.count = torch.zeros(max_length, max_length, dtype=torch.float64)
         self.bias: torch.Tensor | None = None
 
@@ -39,19 +44,28 @@ class MeanWeights:
         valid = call.pairs[:, :length, :length]
         weights = call.weights[..., :length, :length].double() * valid.unsqueeze(1)
         self.sum[:, :length, :length] += weights.sum(0).cpu()
+        before = nn.functional.pad(weights.cumsum(-1)[..., :-1], (1, 0))
+        self.before[:, :length, :length] += (before * valid.unsqueeze(1)).sum(0).cpu()
         self.count[:length, :length] += valid.sum(0).cpu()
         if call.position_bias is not None and (self.bias is None or length > self.bias.shape[-1]):
             self.bias = call.position_bias[0, :, :length, :length].double().cpu()
 
     def log(self) -> torch.Tensor:
-        """`log(mean)`, (H, N, N): in a masked softmax, constant attention (Hassid et al. 2022, arXiv 2211.03495).
+        """The logits R, (H, N, N), that in a masked softmax diverge least from the weights: `R_j = log q_j + Σ_{k > j} log(1 − q_k)`.
+
+        A masked softmax of R gives key j of the keys up to j the share q_j, whatever the length is, and these shares are what
+        the likelihood of the weights falls apart into. Where all sequences have the same keys R is the logarithm of the mean weight
+        (Hassid et al. 2022, arXiv 2211.03495).
 
         A pair that no sequence reached takes the mean of its diagonal j − i, or of the nearest diagonal that was
         reached, so that sequences longer than any seen go on as the shorter ones did.
         """
         tiny = torch.finfo(torch.float32).tiny
         reached = self.count > 0
-        logits = (self.sum / self.count.clamp(min=1)).clamp(min=tiny).log()
+        total = (self.sum + self.before).clamp(min=tiny)
+        rest = (self.before / total).clamp(min=tiny).log().masked_fill(~reached, 0.0)  # log(1 − q)
+        later = nn.functional.pad(rest.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))  # Σ_{k > j}
+        logits = ((self.sum / total).clamp(min=tiny).log() + later).clamp(min=math.log(tiny))
         return torch.where(reached, logits, _diagonals(self.sum, self.count).clamp(min=tiny).log())
 
     def log_without_bias(self, heads: Sequence[int], shared: bool = False) -> torch.Tensor:

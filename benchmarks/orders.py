@@ -1,0 +1,39 @@
+"""What head_orders.py and key_orders.py share: the benchmark of heads, whose teachers they look at, and a command line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+spec = importlib.util.spec_from_file_location("benchmark_of_heads", ROOT / "benchmarks" / "heads.py")
+assert spec is not None and spec.loader is not None
+heads = sys.modules["benchmark_of_heads"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(heads)
+
+
+def parser_of(description: str | None, output: Path, batches: int, batches_help: str) -> argparse.ArgumentParser:
+    """The options of both."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--glue_dir")
+    parser.add_argument("--model")
+    parser.add_argument("--tasks", nargs="*", choices=heads.benchmark.TASKS, default=["mrpc", "stsb"])
+    parser.add_argument("--batches", type=int, default=batches, help=batches_help)
+    parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers are kept")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--output", type=Path, default=output)
+    return parser
+
+
+def bench_of(given: argparse.Namespace) -> heads.Bench:
+    """The benchmark of heads with these options."""
+    known = ["--work_dir", given.work_dir, *(["--glue_dir", given.glue_dir] if given.glue_dir else [])]
+    known += ["--model", given.model] if given.model else []
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    return heads.Bench(heads.arguments_of(known))

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from table_places import write_tables  # noqa: E402
+from table_text import markdown  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
 PROBES = ROOT / "benchmarks" / "results" / "glue_probes.csv"
@@ -98,12 +99,6 @@ def name_of(variant: str, transfer: bool) -> str:
     if variant == "stock":
         return variant
     return f"`{variant}`" if transfer else f"`{variant}`, fresh logits"
-
-
-def markdown(head: list[str], lines: list[list[str]]) -> str:
-    rule = "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|"
-    rows = ["| " + " | ".join(line) + " |" for line in (head, *lines)]
-    return "\n".join([rows[0], rule, *rows[1:]])
 
 
 def table(results: Results) -> str:

@@ -60,7 +60,7 @@ def transfer_attention(
 ) -> TransferReport:
     """Teach a patched model, in place and without labels, to attend as its stock teacher does.
 
-    1. *average*, in closed form: `random` takes the logarithm of the teacher's mean attention weights,
+    1. *average*, in closed form: `random` takes the constant attention that diverges least from the teacher's,
        `factorized_random` its best factors; `dense`, `factorized_dense` and `salience` take the stock logits with the mean on the side that
        they don't see; and a mixture with `dot_product` starts as the stock layer.
     2. *distill*, stage 1: each layer sees the teacher's hidden states, and its logits are trained to the teacher's

@@ -112,19 +112,19 @@ def title(variant: str, by: str) -> str:
 def bars(results: Results) -> str:
     """What was asked for, and what was found: a line a bar, and by how much it is missed."""
     columns = [(variant, point) for variant, by in LINES if by == "heads" for point in POINTS]
+    asked = [("five tasks", tuple(TASKS), share, bar) for share, bar in WANTED.items()]
+    asked += [("STS-B", ("stsb",), share, bar) for share, bar in WANTED_OF_STSB.items()]
+    asked += [("all but CoLA", tuple(task for task in TASKS if task != "cola"), share, None) for share in WANTED]
     lines = []
-    asked = [("five tasks", share, bar) for share, bar in WANTED.items()]
-    for name, share, bar in [*asked, *(("STS-B", share, bar) for share, bar in WANTED_OF_STSB.items())]:
+    for name, tasks, share, bar in asked:
         cells = []
         for variant, point in columns:
             found = by_task(results, variant, "heads", share, point)
-            if name == "STS-B":
-                found = {task: values for task, values in found.items() if task == "stsb"}
-            complete = len(found) == (1 if name == "STS-B" else len(TASKS))
-            value = statistics.mean(statistics.mean(values) for values in found.values()) if complete else None
-            missed = "" if value is None or value >= bar else f" (−{100 * (bar - value):.1f})"
+            complete = all(task in found for task in tasks)
+            value = statistics.mean(statistics.mean(found[task]) for task in tasks) if complete else None
+            missed = "" if value is None or bar is None or value >= bar else f" (−{100 * (bar - value):.1f})"
             cells.append("" if value is None else f"{value:.1%}{missed}")
-        lines.append([f"{share} %, {name}", f"{bar:.1%}", *cells])
+        lines.append([f"{share} %, {name}", "" if bar is None else f"{bar:.1%}", *cells])
     used = [number for number in range(len(columns)) if any(line[2 + number] for line in lines)]
     head = [f"{title(variant, 'heads')}, {POINTS[point]}" for variant, point in (columns[number] for number in used)]
     return markdown(

@@ -1,4 +1,4 @@
-"""What head_orders.py and key_orders.py share: the benchmark of heads, whose teachers they look at, and a command line."""
+"""What head_orders.py, key_orders.py and value_biases.py share: the benchmark of heads, whose teachers they look at, and a command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ spec.loader.exec_module(heads)
 
 
 def parser_of(description: str | None, output: Path, batches: int, batches_help: str) -> argparse.ArgumentParser:
-    """The options of both."""
+    """The options of all."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--glue_dir")
     parser.add_argument("--model")

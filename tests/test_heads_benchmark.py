@@ -93,12 +93,12 @@ def test_heads_that_are_taken_from_a_whole_model_are_those_of_a_transfer_of_thei
     assert suggested.order == bench.all_heads(run, teacher).suggestion.order
 
 
-def test_orders_of_heads_and_of_keys_are_written(
+def test_orders_of_heads_and_of_keys_and_biases_of_values_are_written(
     tiny: list[str],  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, columns in (("head_orders", 2), ("key_orders", 5)):
+    for name, columns in (("head_orders", 2), ("key_orders", 5), ("value_biases", 8)):
         script = load(name)
         for setting in ("MAX_LENGTH", "EPOCHS", "RESULTS"):
             monkeypatch.setattr(script.heads.benchmark, setting, getattr(glue, setting))
@@ -109,6 +109,8 @@ def test_orders_of_heads_and_of_keys_are_written(
         assert len(rows) == columns and {row["task"] for row in rows} == {"sst2"}
         if name == "head_orders":
             assert -1 <= float(rows[0]["correlation"]) <= 1 and float(rows[0]["change_95"]) > 0
+        elif name == "value_biases":
+            assert all(float(row["change_without"]) > 0 < float(row["change_with"]) for row in rows)
         else:
             assert float(rows[0]["left_over"]) == 0 < float(rows[1]["left_over"]) < 1
             assert all(float(row["divergence"]) > 0 for row in rows)

@@ -90,12 +90,13 @@ def mean_cell(tasks: dict[str, list[float]]) -> str:
 
 
 def curve(results: Results) -> str:
-    """What is kept, on the mean of the tasks that there are: a line a share, a column a variant, before and after training."""
+    """What is kept, on the mean of the tasks that there are: a line a share, a column a variant, before and after training, where
+    some share has all tasks."""
     columns = [
         (f"{title(variant, by)}, {POINTS[point]}", variant, by, point)
         for variant, by in LINES
         for point in ("closed", "finetuned")
-        if any(by_task(results, variant, by, share, point) for share in SHARES)
+        if any(len(by_task(results, variant, by, share, point)) == len(TASKS) for share in SHARES)
     ]
     lines = []
     for share in SHARES:
@@ -230,7 +231,7 @@ def spread(values: list[float]) -> str:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Quality against the share of synthesized heads; the published points are drawn as such."""
+    """Quality against the share of synthesized heads, on the mean of all tasks; the published points are drawn as such."""
     titles = {
         "closed": "closed form alone: nothing was trained",
         "finetuned": "after transfer and fine-tuning on a few rows",
@@ -242,17 +243,11 @@ def plot(results: Results, path: Path) -> None:
     for point, axis in zip(points, axes, strict=True):
         for variant, by in LINES:
             drawn = {share: by_task(results, variant, by, share, point) for share in SHARES}
-            shares = [share for share, found in drawn.items() if found]
+            shares = [share for share, found in drawn.items() if len(found) == len(TASKS)]
             if not shares:
                 continue
-            complete = set.intersection(*(set(drawn[share]) for share in shares))
-            if not complete:
-                continue
-            means = [100 * statistics.mean(statistics.mean(drawn[s][task]) for task in complete) for s in shares]
-            names = (
-                "five tasks" if len(complete) == len(TASKS) else ", ".join(TASKS[t] for t in TASKS if t in complete)
-            )
-            label = f"{variant}{', whole layers' if by == 'layers' else ''} ({names})"
+            means = [100 * statistics.mean(map(statistics.mean, drawn[share].values())) for share in shares]
+            label = f"{variant}{', whole layers' if by == 'layers' else ''}"
             style = "--" if by == "layers" else "-"
             axis.plot(
                 [0, *shares], [100, *means], style, color=colours[variant], marker="o", markersize=4, label=label

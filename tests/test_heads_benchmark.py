@@ -139,15 +139,25 @@ def test_the_curve_is_relative_to_stock_fine_tuned_as_often(tmp_path: Path) -> N
         result("stsb", "random", 50, closed=0.4),
         result("rte", "random", 50, closed=0.4),  # no stock, nothing to compare with
     ]
-    assert table.curve(results).splitlines() == [
+    assert len(table.curve(results).splitlines()[0].split("|")) == 4  # no share has all tasks: no column
+    rest = [task for task in table.TASKS if task not in ("mrpc", "stsb")]
+    whole = [result(task, "stock", 0, closed=0.5, finetuned=0.5) for task in rest]
+    whole += [result(task, "random", 90, closed=0.4, finetuned=0.4) for task in rest]
+    whole += [result("stsb", "stock", 0, 1, closed=0.5, finetuned=0.5)]
+    whole += [
+        result("stsb", "random", 90, 1, closed=0.5, finetuned=0.5),
+        result("mrpc", "random", 90, closed=0.8, finetuned=1),
+    ]
+    assert table.curve([*results[:-1], *whole]).splitlines() == [
         "| heads synthesized | `random`, closed form alone | `random`, fine-tuned | cache, to stock |",
         "|---|---:|---:|---:|",
         "| 50 % | 87.5% (MRPC, STS-B) | 90.0% (MRPC) | 0.75 |",
+        "| 90 % | 88.0% | 88.0% | 0.55 |",
     ]
     assert "| `random` | closed form alone | 50 % |  |  | 95.0% ± 7.1 | 80.0% |  |" in table.tasks(results)
     assert "| `random` | closed form alone | 25, 50, 75, 90, 95, 100 |" in table.missing(results)
     assert "| as it was converted |  |  | 65.0 | 50.0 |  |" in table.stock(results)
-    table.plot(results, tmp_path / "curve.png")
+    table.plot([*results, *whole], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 5_000
 
 

@@ -3,7 +3,7 @@
 
     python benchmarks/paper.py --list                                      # what there is, what is missing
     python benchmarks/paper.py --tasks clm --seeds 0 --threads 1           # run a part of it
-    python benchmarks/paper.py --weights WEIGHTS/flan-t5-small             # run the rest
+    python benchmarks/paper.py --weights WEIGHTS                           # run the rest
     python benchmarks/paper_table.py                                       # tables
 
 A run is a task, a variant and a seed; it writes one JSON file into benchmarks/results/paper, and one that is there is skipped.
@@ -82,7 +82,9 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data", type=Path, default=ROOT.parent / "shared" / "data", help="a folder with mt, lm and summ"
     )
-    parser.add_argument("--weights", type=Path, help="the folder of FLAN-T5-small, from benchmarks/fetch_weights.py")
+    parser.add_argument(
+        "--weights", type=Path, help="the folder that benchmarks/fetch_weights.py filled; summaries need it"
+    )
     parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as clm-dense-seed0")
     parser.add_argument("--tasks", nargs="*", choices=TASKS, help="these tasks alone")
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, help="these variants alone")

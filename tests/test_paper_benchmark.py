@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         names = ("summary",) if split == "train" else ("summary1", "summary2", "summary3")
         dialogues = [{"dialogue": text, **dict.fromkeys(names, text)} for text in texts]
         write_json(folder / "summ" / f"dialogsum.{'dev' if split == 'train' else split}.jsonl", dialogues)
-    write_model("t5", folder / "t5")
+    write_model("t5", folder / "flan-t5-small")
     return folder
 
 
@@ -61,7 +61,7 @@ def test_every_task_runs_and_is_not_repeated(
     task: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     variants = ["dot_product", "fixed_random", "random+dot_product"]
-    asked = ["--quick", f"--data={data}", f"--work_dir={tmp_path}", f"--weights={data / 't5'}", "--tasks", task]
+    asked = ["--quick", f"--data={data}", f"--work_dir={tmp_path}", f"--weights={data}", "--tasks", task]
     asked += ["--seeds", "0", "--variants", *variants]
     bench.main(asked)
     results = {path.name: json.loads(path.read_text()) for path in (tmp_path / "quick" / "results").glob("*.json")}

@@ -1,0 +1,226 @@
+#!/usr/bin/env python
+"""What a pretrained model keeps when a part of its attention is synthesized: a decoder, and an encoder-decoder on two tasks.
+
+    python benchmarks/fetch_weights.py WEIGHTS --models smollm2 flan-t5-small
+    python benchmarks/pretrained.py --weights WEIGHTS --list
+    python benchmarks/pretrained.py --weights WEIGHTS --tasks smollm2 --threads 1
+    python benchmarks/paper_table.py                                             # the tables
+
+A quarter or half of the heads are synthesized, those that `suggest_heads` finds cheapest, or as many whole layers, those whose heads
+cost least together. Three points: fresh logits; the closed form, of what has one; and a short transfer from there. A run is a task, a
+variant, a share, and heads or layers; it writes one JSON file into benchmarks/results/pretrained, and one that is there is skipped.
+Stock is judged on the same rows. Only self-attention is swapped, an encoder's and a decoder's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import math
+import platform
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import date
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, set_seed
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from pretrained_tasks import TASKS, Task  # noqa: E402
+from records import commit, processor  # noqa: E402
+
+from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, suggest_heads, transfer_attention  # noqa: E402
+from hf_synthesizer.glue.training import GroupedBatches  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "pretrained"
+VARIANTS = ("random", "random+salience")
+SHARES = (25, 50)
+COSTS = "random"
+"""What the costs of heads are measured with: it has a closed form, and `salience` beside rotated queries has none."""
+BY = ("heads", "layers")
+MEASURED = 32
+"""How many rows `suggest_heads` and the closed form look at."""
+STEPS = {"smollm2": (10, 20), "translation": (30, 60), "summarization": (10, 20)}
+"""Of the transfer: layer by layer, and end to end."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of a table."""
+
+    task: str
+    variant: str
+    share: int
+    by: str
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.variant}-{self.share}-{self.by}-seed{self.seed}"
+
+    def path(self, folder: Path) -> Path:
+        return folder / f"{self.name}.json"
+
+
+def all_runs() -> list[Run]:
+    """Everything that the tables need."""
+    return [Run(*choice) for choice in itertools.product(TASKS, VARIANTS, SHARES, BY)]
+
+
+def arguments_of(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, help="the folder that benchmarks/fetch_weights.py filled")
+    parser.add_argument(
+        "--data", type=Path, default=ROOT.parent / "shared" / "data", help="a folder with mt, lm and summ"
+    )
+    parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as smollm2-random-25-heads-seed0")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, help="these tasks alone")
+    parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
+    parser.add_argument("--work_dir", type=Path, default=Path("outputs/pretrained"), help="where costs are kept")
+    parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
+    parser.add_argument("--quick", action="store_true", help="few rows and steps, to try it; kept in --work_dir")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run what is asked for and not there yet."""
+    arguments = arguments_of(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    folder = arguments.work_dir / "quick" / "results" if arguments.quick else RESULTS
+    runs = [
+        run
+        for run in all_runs()
+        if (not arguments.only or run.name in arguments.only) and (not arguments.tasks or run.task in arguments.tasks)
+    ]
+    missing = [run for run in runs if not run.path(folder).exists()]
+    if arguments.list:
+        for run in runs:
+            print(f"{'missing' if run in missing else 'there':8} {run.name}")
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs are there", flush=True)
+    if arguments.list:
+        return
+    code = commit()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, group in itertools.groupby(missing, key=lambda run: run.task):
+        bench = Bench(name, arguments)
+        for run in group:
+            result = {**bench.measure(run), "commit": code}
+            temporary = run.path(folder).with_suffix(".tmp")
+            temporary.write_text(json.dumps(result, indent=1) + "\n")
+            temporary.replace(run.path(folder))
+            scores = ", ".join(f"{point} {found['score']:.2f}" for point, found in result["points"].items())
+            print(f"{run.name}: {scores}; stock {result['stock']:.2f}", flush=True)
+
+
+class Bench:
+    """A task, its stock model, and what that model gives, each made once."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace):
+        self.task: Task = TASKS[name](arguments.data, arguments.work_dir, arguments.weights, arguments.quick)
+        self.steps = (1, 2) if arguments.quick else STEPS[name]
+        self.teacher: PreTrainedModel = self.task.build().eval()
+        self.costs = self.task.work / f"{name}-costs.json"
+
+    @cached_property
+    def stock(self) -> float:
+        """The teacher's own score."""
+        return self.task.judge(self.teacher)[self.task.score]
+
+    def batches(self, seed: int, rows: int | None = None) -> GroupedBatches:
+        return GroupedBatches(self.task.rows[:rows], self.task.size.batch_size, self.task.collate, seed=seed)
+
+    @property
+    def measured(self) -> int:
+        """How many batches MEASURED rows are."""
+        return -(-MEASURED // self.task.size.batch_size)
+
+    def suggestion(self, seed: int) -> HeadSuggestion:
+        """The costs of all heads by COSTS, measured once for all variants and shares."""
+        if not self.costs.exists():
+            set_seed(seed)
+            found = suggest_heads(
+                self.teacher,
+                self.batches(seed, MEASURED),
+                COSTS,
+                [share / 100 for share in SHARES],
+                batches=self.measured,
+                autocast=torch.bfloat16,
+                progress=False,
+                max_length=self.task.size.max_length,
+            )
+            self.costs.parent.mkdir(parents=True, exist_ok=True)
+            found.save(self.costs)
+        return HeadSuggestion.load(self.costs)
+
+    def plan(self, run: Run) -> dict[Any, Any]:
+        """What `patch_model` gets: the cheapest heads, or the layers whose heads cost least together."""
+        suggestion = self.suggestion(run.seed)
+        if run.by == "heads":
+            chosen = suggestion.at(run.share / 100).heads
+            return {layer: SynthesizerConfig(run.variant, heads=heads) for layer, heads in chosen.items() if heads}
+        order = sorted(suggestion.costs, key=lambda layer: sum(suggestion.costs[layer]))
+        return dict.fromkeys(order[: math.ceil(run.share * len(order) / 100)], run.variant)
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        """Its three points, each from the one before."""
+        plan = self.plan(run)
+        set_seed(run.seed)
+        model = copy.deepcopy(self.teacher)
+        patch_model(model, plan, max_length=self.task.size.max_length)
+        points = {"fresh": self.point(model)}
+        for name, method, steps in (("closed", "auto", (0, 0)), ("transfer", "distill", self.steps)):
+            started = time.process_time()
+            report = transfer_attention(
+                model,
+                self.teacher,
+                self.batches(run.seed, None if any(steps) else MEASURED),
+                method,
+                steps,
+                average_batches=self.measured,
+                autocast=torch.bfloat16,
+                progress=False,
+            )
+            seconds = time.process_time() - started
+            points[name] = {
+                **self.point(model),
+                "steps": report.steps,
+                "error": report.error_after,
+                "seconds": seconds,
+            }
+        chosen = {str(key): getattr(value, "heads", None) for key, value in plan.items()}
+        return {
+            **asdict(run),
+            "score_name": self.task.score,
+            "stock": self.stock,
+            "points": points,
+            "layers": {key: None if heads is None else list(heads) for key, heads in chosen.items()},
+            "costs": {str(key): costs for key, costs in self.suggestion(run.seed).costs.items()},
+            "size": asdict(self.task.size),
+            "threads": torch.get_num_threads(),
+            "machine": f"{processor()}, {platform.system()}",
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("torch", "transformers", "hf_synthesizer")},
+            },
+            "date": date.today().isoformat(),
+        }
+
+    def point(self, model: PreTrainedModel) -> dict[str, Any]:
+        """What the model is worth as it is."""
+        metrics = self.task.judge(model)
+        return {"score": metrics[self.task.score], "metrics": metrics}
+
+
+if __name__ == "__main__":
+    main()

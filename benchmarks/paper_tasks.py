@@ -154,7 +154,7 @@ class LanguageModel(Task):
     """WikiText-2 in blocks of as many tokens as the model has positions, each block once."""
 
     score, causal = "perplexity", True
-    size = Size(rows=11000, test_rows=1000)
+    size = Size(vocabulary=512, learning_rate=2e-3, rows=10000, test_rows=1000)
     architecture: type[PreTrainedModel] = GPT2LMHeadModel
 
     def prepare(self) -> None:
@@ -217,12 +217,17 @@ class MaskedLanguageModel(LanguageModel):
     """The same text, 15 % of it to be guessed; the test's masks are always the same."""
 
     causal = False
-    size = Size(rows=16000, test_rows=1000)
+    size = Size(vocabulary=512, rows=14000, test_rows=1000)
     architecture = BertForMaskedLM
 
     def names_of_its_own(self) -> dict[str, Any]:
         quiet = dict.fromkeys(("attention_probs_dropout_prob", "hidden_dropout_prob"), 0.0)
-        return {"intermediate_size": self.size.inner, "pad_token_id": 0, **quiet}
+        return {
+            "intermediate_size": self.size.inner,
+            "initializer_range": self.size.width**-0.5,  # with BERT's own, so narrow a model does not begin to learn
+            "pad_token_id": 0,
+            **quiet,
+        }
 
     def collate(self, rows: Rows) -> dict[str, Any]:
         return masker(self.tokenizer, 0.15)(super().collate(rows), None)
@@ -316,7 +321,7 @@ class Summarization(Pretrained, TextToText):
     """DialogSum: dialogues of its dev split to train on, those of its test split, with three summaries each, to judge."""
 
     score = "rougeL"
-    size = Size(max_length=256, learning_rate=5e-4, rows=240, test_rows=100)
+    size = Size(max_length=256, learning_rate=5e-4, rows=120, test_rows=60)
     longest = 48
     prefix = "Summarize the dialogue: "
 

@@ -12,7 +12,7 @@ from tests.task_rows import write_model, write_text
 from tests.test_glue_benchmark import load
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-bench = load("decoders")
+bench = load("pretrained")
 
 
 def test_the_runs_are_the_table_that_was_promised() -> None:

@@ -8,7 +8,7 @@
 
 A quarter or half of the heads are synthesized, those that `suggest_heads` finds cheapest, or as many whole layers, those whose heads
 cost least together. Three points: fresh logits; the closed form, of what has one; and a short transfer from there. A run is a task, a
-variant, a share, and heads or layers; it writes one JSON file into benchmarks/results/pretrained, and one that is there is skipped.
+variant, heads or layers, and a share; it writes one JSON file into benchmarks/results/pretrained, and one that is there is skipped.
 Stock is judged on the same rows. Only self-attention is swapped, an encoder's and a decoder's.
 """
 
@@ -42,14 +42,14 @@ from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, sugge
 from hf_synthesizer.glue.training import GroupedBatches  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "pretrained"
-VARIANTS = ("random", "random+salience")
+LINES = (("random", "heads"), ("random", "layers"), ("random+salience", "heads"))
+"""Which variant, and whether heads are chosen or whole layers."""
 SHARES = (25, 50)
 COSTS = "random"
 """What the costs of heads are measured with: it has a closed form, and `salience` beside rotated queries has none."""
-BY = ("heads", "layers")
 MEASURED = 32
 """How many rows `suggest_heads` and the closed form look at."""
-STEPS = {"smollm2": (10, 20), "translation": (30, 60), "summarization": (10, 20)}
+STEPS = {"smollm2": (10, 20), "translation": (20, 40), "summarization": (10, 20)}
 """Of the transfer: layer by layer, and end to end."""
 
 
@@ -73,7 +73,7 @@ class Run:
 
 def all_runs() -> list[Run]:
     """Everything that the tables need."""
-    return [Run(*choice) for choice in itertools.product(TASKS, VARIANTS, SHARES, BY)]
+    return [Run(task, variant, share, by) for task in TASKS for variant, by in LINES for share in SHARES]
 
 
 def arguments_of(argv: list[str] | None) -> argparse.Namespace:

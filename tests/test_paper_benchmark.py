@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.task_rows import GERMAN, pairs, sentences, write_json, write_model, write_text
+from tests.task_rows import write_model, write_paper_data
 from tests.test_glue_benchmark import load
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -32,19 +32,7 @@ KEYS = {
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny data under the names of the real one, and a tiny T5."""
     folder = tmp_path_factory.mktemp("paper")
-    for name in ("mt", "lm", "summ"):
-        (folder / name).mkdir()
-    for split, count in {"train": 20, "test_2016_flickr": 6}.items():
-        rows = pairs(count, 0)
-        for language in ("de", "en"):
-            path = folder / "mt" / f"multi30k.{split}.{language}"
-            path.write_text("".join(row[language] + "\n" for row in rows))
-    for split in ("train", "test"):
-        write_text(folder / "lm" / f"wikitext-2-raw.{split}.txt", 80, 0)
-        texts = sentences(6, 1, GERMAN)
-        names = ("summary",) if split == "train" else ("summary1", "summary2", "summary3")
-        dialogues = [{"dialogue": text, **dict.fromkeys(names, text)} for text in texts]
-        write_json(folder / "summ" / f"dialogsum.{'dev' if split == 'train' else split}.jsonl", dialogues)
+    write_paper_data(folder)
     write_model("t5", folder / "flan-t5-small")
     return folder
 

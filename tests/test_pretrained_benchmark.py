@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.task_rows import write_model
+from tests.task_rows import write_model, write_paper_data
 from tests.test_glue_benchmark import load
-from tests.test_paper_benchmark import data  # noqa: F401
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 bench = load("pretrained")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny data, a tiny decoder and a tiny T5, under the names of the real ones."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    write_paper_data(folder)
+    write_model("llama", folder / "smollm2")
+    write_model("t5", folder / "flan-t5-small")
+    return folder
 
 
 def test_the_runs_are_the_tables_that_were_promised() -> None:
@@ -28,10 +37,8 @@ def test_a_run_has_three_points_and_is_not_measured_twice(
     task: str,
     data: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture,  # noqa: F811
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    if task == "smollm2" and not (data / "smollm2").exists():
-        write_model("llama", data / "smollm2")
     names = [f"{task}-random+salience-50-heads-seed0", f"{task}-random-50-layers-seed0"]
     asked = [f"--weights={data}", f"--data={data}", f"--work_dir={tmp_path}", "--quick", "--only", *names]
     bench.main(asked)

@@ -218,7 +218,7 @@ class MaskedLanguageModel(LanguageModel):
     masks are always the same."""
 
     causal = False
-    size = Size(vocabulary=512, max_length=16, batch_size=32, learning_rate=2e-3, rows=64000, test_rows=8000)
+    size = Size(vocabulary=512, max_length=16, batch_size=32, learning_rate=2e-3, rows=48000, test_rows=8000)
     architecture = BertForMaskedLM
 
     def names_of_its_own(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Continuation(Pretrained, LanguageModel):
     """WikiText-2 in windows, the test's first ones judged; perplexity."""
 
     folder, reads = "smollm2", AutoModelForCausalLM
-    size = Size(max_length=256, batch_size=1, rows=400, test_rows=40)
+    size = Size(max_length=256, batch_size=1, rows=400, test_rows=30)
 
 
 class PretrainedTranslation(Pretrained, Translation):

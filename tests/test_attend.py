@@ -7,139 +7,28 @@ import logging
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hf_synthesizer import SynthesizerAttention, gemm
 from hf_synthesizer.attend import attend, blocks, choose_route, native, reference, sdpa, static, tiled
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Placed, Static, Sum, Tiled
+from hf_synthesizer.logits import KeyBias, LowRank, Static, Sum
 from hf_synthesizer.masks import AttentionMask
 from tests.models import mask as key_mask
-
-FORMS = ("static", "static_product", "low_rank", "low_rank_shared", "biased", "tiled", "salience", "explicit")
-FORMS += ("placed_table", "placed_columns")
-MASKS = ("none", "right", "left", "full", "causal", "causal-left", "scattered", "bias", "position")
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2}
-
-
-def make_form(name: str, batch: int, heads: int, query: int, key: int, dtype: torch.dtype) -> Logits:
-    def tensor(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape).div(2).to(dtype).requires_grad_()
-
-    if name == "static":
-        return Static(tensor(heads, query + 2, key + 3)[:, :query, :key])  # strided, as the slice of a longer table
-    if name == "static_product":
-        return Static(tensor(heads, query + 2, 3)[:, :query], tensor(heads, key, 3))
-    if name == "low_rank":
-        return LowRank(tensor(batch, query, heads, 4).transpose(1, 2), tensor(batch, key, heads, 4).transpose(1, 2))
-    if name == "low_rank_shared":
-        return LowRank(tensor(batch, heads, query, 4), tensor(1, heads, key, 4))
-    if name == "biased":
-        return LowRank(tensor(batch, heads, query, 4), tensor(1, heads, key, 4), tensor(1, heads, key))
-    if name == "tiled":
-        return Tiled(tensor(batch, heads, query, 3), tensor(batch, heads, query, -(-key // 3)), key)
-    if name == "salience":
-        return KeyBias(tensor(batch, heads, 1, key), query)
-    if name == "placed_table":
-        places = [torch.randint(0, 4, (batch, length)) for length in (key, query)]
-        return Placed(Static(tensor(heads, 4, 4)), *places)
-    if name == "placed_columns":
-        made = Tiled(tensor(batch, heads, query, 3), tensor(batch, heads, query, 2), 5)
-        return Placed(made, torch.randint(0, 5, (batch, key)))
-    return Explicit(tensor(batch, heads, query, key))
-
-
-def make_logits(names: list[str], weighted: bool, *shape, dtype: torch.dtype) -> Logits:
-    forms = [make_form(name, *shape, dtype) for name in names]
-    if len(forms) == 1 and not weighted:
-        return forms[0]
-    heads = shape[1]
-    return Sum([(torch.randn(heads, dtype=dtype, requires_grad=True) if weighted else None, form) for form in forms])
-
-
-def make_mask(name: str, batch: int, heads: int, query: int, key: int, dtype: torch.dtype) -> AttentionMask:
-    if name in ("right", "left", "full"):
-        keep = key_mask(batch, key, name).bool()[:, None, None, :]
-        return AttentionMask.from_tensor(keep.expand(batch, 1, query, key).contiguous()).simplified()
-    if name == "causal":
-        return AttentionMask(causal_offset=key - query)
-    if name == "causal-left":
-        keep = key_mask(batch, key, "left").bool()[:, None, None, :] & torch.ones(query, key).tril(key - query).bool()
-        return AttentionMask.from_tensor(keep).simplified()
-    if name == "scattered":
-        return AttentionMask.from_tensor(torch.rand(batch, 1, query, key) > 0.4)
-    if name == "bias":
-        return AttentionMask.from_tensor(torch.randn(batch, 1, query, key, dtype=dtype))
-    if name == "position":
-        return AttentionMask(bias=torch.randn(1, heads, query, key, dtype=dtype, requires_grad=True))
-    return AttentionMask()
-
-
-def leaves(*objects) -> list[torch.Tensor]:
-    """All tensors that want a gradient behind forms, masks and values, in a fixed order."""
-    found: list[torch.Tensor] = []
-    for item in objects:
-        if isinstance(item, torch.Tensor):
-            while item._base is not None:
-                item = item._base
-            found += [item] if item.requires_grad else []
-        elif isinstance(item, (list, tuple)):
-            found += leaves(*item)
-        elif isinstance(item, (Logits, AttentionMask)):
-            found += leaves(*vars(item).values())
-    return found
-
-
-@st.composite
-def problems(draw):
-    query = draw(st.integers(1, 9))
-    return {
-        "names": draw(st.lists(st.sampled_from(FORMS), min_size=1, max_size=3, unique=True)),
-        "weighted": draw(st.booleans()),
-        "mask": draw(st.sampled_from(MASKS)),
-        "shape": (draw(st.integers(1, 3)), draw(st.integers(1, 5)), query, query + draw(st.integers(0, 4))),
-        "width": draw(st.sampled_from([3, 4, 6])),
-        "dtype": draw(st.sampled_from(list(TOLERANCE))),
-        "rows": draw(st.sampled_from([2, 3, 512])),
-        "tile": draw(st.sampled_from([8, 100, 1 << 18])),
-        "seed": draw(st.integers(0, 1000)),
-    }
+from tests.problems import Posed, leaves, make_form, make_logits, make_mask, problems
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(problems())
+@given(
+    problems([torch.float32, torch.float64, torch.bfloat16], rows=[2, 3, 512], tile=[8, 100, 1 << 18]),
+)
 def test_fast_routes_equal_the_reference(problem) -> None:
-    torch.manual_seed(problem["seed"])
-    shape, dtype = problem["shape"], problem["dtype"]
-    logits = make_logits(problem["names"], problem["weighted"], *shape, dtype=dtype)
-    mask = make_mask(problem["mask"], *shape, dtype)
-    batch, heads, _, key = shape
-    value = torch.randn(batch, key, heads, problem["width"], dtype=dtype, requires_grad=True).transpose(1, 2)
-    inputs = leaves(logits, mask, value)
-    expected, _ = reference.attend(logits, value, mask)
-    upstream = torch.randn_like(expected)
-    expected_grads = torch.autograd.grad(expected, inputs, upstream, allow_unused=True)
-    terms = Terms.of(logits, mask)
-    tolerance = TOLERANCE[dtype]
-    scale = max(1.0, float(expected.detach().abs().max()))
+    posed = Posed.of(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "ROWS", problem["rows"])
         patch.setattr(static, "_ROWS", problem["rows"])
         patch.setattr(blocks, "TILE", problem["tile"])
-        for name, route in {"static": static, "native": native, "tiled": tiled, "sdpa": sdpa}.items():
-            if not route.serves(terms, value, mask, 0.0):
-                continue
-            actual = route.attend(terms, value, mask)
-            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * scale, msg=name)
-            with torch.no_grad():
-                quiet = route.attend(Terms.of(logits, mask), value, mask)
-            torch.testing.assert_close(quiet, expected.detach(), rtol=tolerance, atol=tolerance * scale)
-            grads = torch.autograd.grad(actual, inputs, upstream, allow_unused=True, retain_graph=True)
-            for grad, wanted in zip(grads, expected_grads, strict=True):
-                if wanted is not None:
-                    size = max(1.0, float(wanted.abs().max()))
-                    loose = 10 * tolerance * size if dtype != torch.bfloat16 else 0.1 * size
-                    torch.testing.assert_close(grad, wanted, rtol=10 * tolerance, atol=loose)
+        for route in (static, native, tiled, sdpa):
+            posed.check(route)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "right", "position"])

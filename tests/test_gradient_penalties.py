@@ -11,7 +11,7 @@ from hf_synthesizer import gemm, patch_model
 from hf_synthesizer.attend import reference, static, tiled
 from hf_synthesizer.attend.terms import Terms
 from tests.models import CHOOSING, VARIANTS, build, mask, randomize
-from tests.test_attend import leaves, make_logits, make_mask
+from tests.problems import leaves, make_logits, make_mask
 
 FORMS = (
     ["static"],

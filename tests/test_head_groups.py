@@ -22,7 +22,7 @@ from hf_synthesizer.checkpoints.model_card import model_card
 from hf_synthesizer.masks import AttentionMask
 from tests import naive
 from tests.models import build, mask, randomize
-from tests.test_attend import TOLERANCE
+from tests.problems import TOLERANCE
 
 HEADS, WIDTH, N = 6, 24, 12
 LAYERS: dict[str, list[tuple[str, list[int]]]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,63 +18,26 @@ from hf_synthesizer.positions import Positions
 from hf_synthesizer.synthesizers import build_synthesizer
 from tests.models import MAX_LENGTH, RELATIVES, VARIANTS, batch, build, first_output, randomize
 from tests.models import mask as key_mask
-from tests.test_attend import FORMS, MASKS, leaves, make_form, make_logits, make_mask
-
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float64: 1e-9}
-
-
-@st.composite
-def problems(draw):
-    query = draw(st.integers(1, 9))
-    return {
-        "names": draw(st.lists(st.sampled_from(FORMS), min_size=1, max_size=3, unique=True)),
-        "weighted": draw(st.booleans()),
-        "mask": draw(st.sampled_from(MASKS)),
-        "shape": (draw(st.integers(1, 3)), draw(st.integers(1, 5)), query, query + draw(st.integers(0, 4))),
-        "width": draw(st.sampled_from([3, 4, 6])),
-        "dtype": draw(st.sampled_from(list(TOLERANCE))),
-        "numbers": draw(st.sampled_from([8, 60, 1 << 20])),
-        "rows": draw(st.sampled_from([2, 3, 128])),
-        "seed": draw(st.integers(0, 1000)),
-    }
+from tests.problems import TOLERANCE, Posed, leaves, make_form, make_logits, make_mask, problems
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(problems())
+@given(
+    problems(
+        [torch.float32, torch.bfloat16, torch.float16, torch.float64],
+        numbers=[8, 60, 1 << 20],
+        rows=[2, 3, 128],
+    )
+)
 def test_the_routes_of_other_devices_equal_the_reference(problem) -> None:
-    torch.manual_seed(problem["seed"])
-    shape, dtype = problem["shape"], problem["dtype"]
-    logits = make_logits(problem["names"], problem["weighted"], *shape, dtype=dtype)
-    mask = make_mask(problem["mask"], *shape, dtype)
-    batch, heads, _, key = shape
-    value = torch.randn(batch, key, heads, problem["width"], dtype=dtype, requires_grad=True).transpose(1, 2)
-    inputs = leaves(logits, mask, value)
-    expected, _ = reference.attend(logits, value, mask)
-    upstream = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, upstream, allow_unused=True)
-    tolerance, scale = TOLERANCE[dtype], max(1.0, float(expected.detach().abs().max()))
+    posed = Posed.of(problem)
     with pytest.MonkeyPatch.context() as patch, as_accelerator():
         patch.setattr(cuts, "NUMBERS", problem["numbers"])
         patch.setattr(cuts, "ROWS", problem["rows"])
         patch.setattr(cuts, "WHOLE", 4)
         patch.setattr(cuts, "FEWEST", 2)
         for route in (strips, static):
-            terms = Terms.of(logits, mask)
-            if not route.serves(terms, value, mask, 0.0):
-                continue
-            actual = route.attend(terms, value, mask)
-            assert actual.dtype == dtype
-            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * scale)
-            with torch.no_grad():
-                quiet = route.attend(Terms.of(logits, mask), value, mask)
-            torch.testing.assert_close(quiet, expected.detach(), rtol=tolerance, atol=tolerance * scale)
-            for grad, known in zip(
-                torch.autograd.grad(actual, inputs, upstream, allow_unused=True), wanted, strict=True
-            ):
-                if known is not None:
-                    size = max(1.0, float(known.abs().max()))
-                    loose = 10 * tolerance * size if dtype != torch.bfloat16 else 0.1 * size
-                    torch.testing.assert_close(grad, known, rtol=10 * tolerance, atol=loose)
+            posed.check(route)
 
 
 @pytest.mark.parametrize("names", [["static", "salience"], ["low_rank", "static_product"], ["biased", "tiled"]])

@@ -107,7 +107,7 @@ SCORES = {
 }
 
 
-POINTS = {"fresh": "before", "closed": "closed form", "transfer": "transfer"}
+POINTS = {"fresh": "before", "closed": "closed form", "distance": "by distance", "transfer": "transfer"}
 PRETRAINED = {"smollm2": ("Perplexity", True), "translation": ("BLEU", False), "summarization": ("ROUGE-L", False)}
 """What is judged, and whether it is told relative to stock."""
 PRETRAINED_RUNS = 6
@@ -233,15 +233,16 @@ def pretrained(results: Results, task: str) -> str:
     rows = of_pretrained(results, task)
     if not rows:
         return f"*Not run yet: `python benchmarks/pretrained.py --tasks {task}` makes it.*"
-    lines = ["| attention | share | chosen by | " + " | ".join(POINTS.values()) + " | transfer took |"]
-    lines.append("|---|---:|---|" + "---:|" * (len(POINTS) + 1))
+    points = {point: said for point, said in POINTS.items() if any(point in row["points"] for row in rows)}
+    lines = ["| attention | share | chosen by | " + " | ".join(points.values()) + " | transfer took |"]
+    lines.append("|---|---:|---|" + "---:|" * (len(points) + 1))
     name, relative = PRETRAINED[task]
     for row in rows:
         found = row["points"]
         cells = [f"`{row['variant']}`", f"{row['share']} %", row["by"]]
-        for point in POINTS:
-            score = found[point]["score"]
-            cells.append(f"{score / row['stock']:.2f} ×" if relative else f"{score:.2f}")
+        for point in points:
+            score = found[point]["score"] if point in found else None
+            cells.append("" if score is None else f"{score / row['stock']:.2f} ×" if relative else f"{score:.2f}")
         lines.append("| " + " | ".join([*cells, f"{found['transfer']['seconds']:.0f} s"]) + " |")
     stock = (
         f"{name} relative to stock's {rows[0]['stock']:.1f}." if relative else f"{name}; stock {rows[0]['stock']:.2f}."
@@ -291,7 +292,11 @@ def draw(folder: Path) -> None:
     if kept:
         panels = {task: of_pretrained(kept, task) for task in PRETRAINED if of_pretrained(kept, task)}
         labels = {task: PRETRAINED[task][0] for task in panels}
-        save(plot_kept(panels, labels, POINTS), folder / "pretrained" / "kept.png", dpi=90)
+        save(
+            plot_kept(panels, labels, {point: said for point, said in POINTS.items() if point != "distance"}),
+            folder / "pretrained" / "kept.png",
+            dpi=90,
+        )
 
 
 def main(argv: list[str] | None = None) -> None:

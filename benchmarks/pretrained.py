@@ -7,7 +7,8 @@
     python benchmarks/paper_table.py                                             # the tables
 
 A quarter or half of the heads are synthesized, those that `suggest_heads` finds cheapest, or as many whole layers, those whose heads
-cost least together. Three points: fresh logits; the closed form, of what has one; and a short transfer from there. A run is a task, a
+cost least together. Three points: fresh logits; the closed form, of what has one; and a short transfer from there.
+For tables of a decoder a fourth: the closed form with one weight a distance, and the first token apart. A run is a task, a
 variant, heads or layers, and a share; it writes one JSON file into benchmarks/results/pretrained, and one that is there is skipped.
 Stock is judged on the same rows. Only self-attention is swapped, an encoder's and a decoder's.
 """
@@ -35,11 +36,12 @@ from transformers import PreTrainedModel, set_seed
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from pretrained_tasks import TASKS, Task  # noqa: E402
+from pretrained_tasks import TASKS, LanguageModel, Task  # noqa: E402
 from records import commit, processor  # noqa: E402
 
 from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, suggest_heads, transfer_attention  # noqa: E402
 from hf_synthesizer.glue.training import GroupedBatches  # noqa: E402
+from hf_synthesizer.synthesizers import RandomSynthesizer  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "pretrained"
 LINES = (("random", "heads"), ("random", "layers"), ("random+salience", "heads"))
@@ -198,6 +200,8 @@ class Bench:
                 "error": report.error_after,
                 "seconds": seconds,
             }
+            if name == "closed" and run.variant == "random" and isinstance(self.task, LanguageModel):
+                points["distance"] = self.point(by_distance(copy.deepcopy(model)))
         chosen = {str(key): getattr(value, "heads", None) for key, value in plan.items()}
         return {
             **asdict(run),
@@ -220,6 +224,18 @@ class Bench:
         """What the model is worth as it is."""
         metrics = self.task.judge(model)
         return {"score": metrics[self.task.score], "metrics": metrics}
+
+
+@torch.no_grad()
+def by_distance(model: PreTrainedModel) -> PreTrainedModel:
+    """A causal model in which each table has one weight for each distance, the mean of its own; the first token, on which decoders
+    rest what they do not need, stays apart."""
+    for module in model.modules():
+        if isinstance(module, RandomSynthesizer):
+            for distance in range(module.table.shape[-1] - 1):
+                pairs = module.table.diagonal(-distance, 1, 2)[:, 1:]  # without the one that looks at the first token
+                pairs.copy_(pairs.exp().mean(-1, keepdim=True).log().expand_as(pairs))
+    return model
 
 
 if __name__ == "__main__":

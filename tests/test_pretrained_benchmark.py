@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.task_rows import write_model, write_paper_data
+from hf_synthesizer import patch_model
+from tests.task_rows import build, write_model, write_paper_data
 from tests.test_glue_benchmark import load
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -44,8 +46,9 @@ def test_a_run_has_three_points_and_is_not_measured_twice(
     bench.main(asked)
     results = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "quick" / "results").glob("*.json")}
     assert set(results) == set(names)
-    for row in results.values():
-        assert list(row["points"]) == ["fresh", "closed", "transfer"] and row["stock"] >= 0
+    for name, row in results.items():
+        apart = ["distance"] * (name == "smollm2-random-50-layers-seed0")
+        assert list(row["points"]) == ["fresh", "closed", *apart, "transfer"] and row["stock"] >= 0
         assert row["points"]["transfer"]["steps"] == 3 and row["points"]["closed"]["steps"] == 0
         assert all(found["score"] == found["metrics"][row["score_name"]] for found in row["points"].values())
     heads, layers = (results[name]["layers"] for name in names)
@@ -54,3 +57,16 @@ def test_a_run_has_three_points_and_is_not_measured_twice(
     assert len(layers) == len(results[names[0]]["costs"]) / 2 and set(layers.values()) == {None}
     bench.main(asked)
     assert "2 of 2 runs are there" in capsys.readouterr().out
+
+
+def test_a_table_by_distance_keeps_the_first_token_apart() -> None:
+    model = patch_model(build("llama"), "random", max_length=6)
+    before = {name: value.clone() for name, value in model.state_dict().items() if name.endswith("table")}
+    after = bench.by_distance(model).state_dict()
+    for name, table in before.items():
+        assert torch.equal(after[name][..., 0], table[..., 0])
+        for distance in range(5):
+            mean = torch.stack([table[:, i, i - distance].exp() for i in range(distance + 1, 6)]).mean(0).log()
+            for i in range(distance + 1, 6):
+                torch.testing.assert_close(after[name][:, i, i - distance], mean)
+    assert before

@@ -16,13 +16,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import platform
 import sys
 import time
 from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from paper_tasks import STOCK, TASKS, Task  # noqa: E402
-from records import commit, processor  # noqa: E402
+from run_files import measured_on, missing, write  # noqa: E402
 
 from hf_synthesizer.glue.training import finetune  # noqa: E402
 
@@ -103,23 +99,16 @@ def main(argv: list[str] | None = None) -> None:
         torch.set_num_threads(arguments.threads)
     runs = [run for run in all_runs() if wanted(run, arguments)]
     folder = arguments.work_dir / "quick" / "results" if arguments.quick else RESULTS
-    missing = [run for run in runs if not run.path(folder).exists()]
-    if arguments.list:
-        for run in runs:
-            print(f"{'missing' if run in missing else 'there':8} {run.name}")
-    print(f"{len(runs) - len(missing)} of {len(runs)} runs are there", flush=True)
+    to_do = missing(runs, folder, every=arguments.list)
     if arguments.list:
         return
-    code = commit()
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, group in itertools.groupby(missing, key=lambda run: run.task):
+    where = measured_on()
+    for name, group in itertools.groupby(to_do, key=lambda run: run.task):
         task = TASKS[name](arguments.data, arguments.work_dir, arguments.weights, arguments.quick)
         for run in group:
             print(f"\n{run.name}", flush=True)
-            result = {**measure(task, run), "commit": code}
-            temporary = run.path(folder).with_suffix(".tmp")
-            temporary.write_text(json.dumps(result, indent=1) + "\n")
-            temporary.replace(run.path(folder))
+            result = {**measure(task, run), **where}
+            write(run.path(folder), result)
             print(f"{run.name}: {task.score} {result['score']:.3f} ({result['train_seconds']:.0f} s)", flush=True)
 
 
@@ -157,13 +146,6 @@ def measure(task: Task, run: Run) -> dict[str, Any]:
         "train_seconds": seconds,
         "judge_seconds": time.process_time() - started,
         "size": asdict(size),
-        "threads": torch.get_num_threads(),
-        "machine": f"{processor()}, {platform.system()}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers", "tokenizers", "hf_synthesizer")},
-        },
-        "date": date.today().isoformat(),
     }
 
 

@@ -18,15 +18,11 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
 import math
-import platform
 import sys
 import time
 from dataclasses import asdict, dataclass
-from datetime import date
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from pretrained_tasks import TASKS, LanguageModel, Task  # noqa: E402
-from records import commit, processor  # noqa: E402
+from run_files import measured_on, missing, write  # noqa: E402
 
 from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, suggest_heads, transfer_attention  # noqa: E402
 from hf_synthesizer.glue.training import GroupedBatches  # noqa: E402
@@ -51,7 +47,7 @@ COSTS = "random"
 """What the costs of heads are measured with: it has a closed form, and `salience` beside rotated queries has none."""
 MEASURED = 32
 """How many rows `suggest_heads` and the closed form look at."""
-STEPS = {"smollm2": 20, "translation": 30, "summarization": 20}
+STEPS = {"smollm2": 20, "translation": 20, "summarization": 10}
 """Of the transfer, all of them end to end: the closed form has done what a few steps layer by layer would do."""
 
 
@@ -105,22 +101,15 @@ def main(argv: list[str] | None = None) -> None:
         for run in all_runs()
         if (not arguments.only or run.name in arguments.only) and (not arguments.tasks or run.task in arguments.tasks)
     ]
-    missing = [run for run in runs if not run.path(folder).exists()]
-    if arguments.list:
-        for run in runs:
-            print(f"{'missing' if run in missing else 'there':8} {run.name}")
-    print(f"{len(runs) - len(missing)} of {len(runs)} runs are there", flush=True)
+    to_do = missing(runs, folder, every=arguments.list)
     if arguments.list:
         return
-    code = commit()
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, group in itertools.groupby(missing, key=lambda run: run.task):
+    where = measured_on()
+    for name, group in itertools.groupby(to_do, key=lambda run: run.task):
         bench = Bench(name, arguments)
         for run in group:
-            result = {**bench.measure(run), "commit": code}
-            temporary = run.path(folder).with_suffix(".tmp")
-            temporary.write_text(json.dumps(result, indent=1) + "\n")
-            temporary.replace(run.path(folder))
+            result = {**bench.measure(run), **where}
+            write(run.path(folder), result)
             scores = ", ".join(f"{point} {found['score']:.2f}" for point, found in result["points"].items())
             print(f"{run.name}: {scores}; stock {result['stock']:.2f}", flush=True)
 
@@ -211,13 +200,6 @@ class Bench:
             "layers": {key: None if heads is None else list(heads) for key, heads in chosen.items()},
             "costs": {str(key): costs for key, costs in self.suggestion(run.seed).costs.items()},
             "size": asdict(self.task.size),
-            "threads": torch.get_num_threads(),
-            "machine": f"{processor()}, {platform.system()}",
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in ("torch", "transformers", "hf_synthesizer")},
-            },
-            "date": date.today().isoformat(),
         }
 
     def point(self, model: PreTrainedModel) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def test_a_run_has_three_points_and_is_not_measured_twice(
     capsys: pytest.CaptureFixture,
 ) -> None:
     names = [f"{task}-random+salience-50-heads-seed0", f"{task}-random-50-layers-seed0"]
+    names = names[task != "smollm2" :]  # an encoder-decoder takes three times as long
     asked = [f"--weights={data}", f"--data={data}", f"--work_dir={tmp_path}", "--quick", "--only", *names]
     bench.main(asked)
     results = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "quick" / "results").glob("*.json")}
@@ -51,12 +52,13 @@ def test_a_run_has_three_points_and_is_not_measured_twice(
         assert list(row["points"]) == ["fresh", "closed", *apart, "transfer"] and row["stock"] >= 0
         assert row["points"]["transfer"]["steps"] == 3 and row["points"]["closed"]["steps"] == 0
         assert all(found["score"] == found["metrics"][row["score_name"]] for found in row["points"].values())
-    heads, layers = (results[name]["layers"] for name in names)
-    every = sum(map(len, results[names[0]]["costs"].values()))
-    assert sum(map(len, heads.values())) == every / 2
-    assert len(layers) == len(results[names[0]]["costs"]) / 2 and set(layers.values()) == {None}
+        costs, chosen = row["costs"], row["layers"]
+        if row["by"] == "heads":
+            assert sum(map(len, chosen.values())) == sum(map(len, costs.values())) / 2
+        else:
+            assert len(chosen) == len(costs) / 2 and set(chosen.values()) == {None}
     bench.main(asked)
-    assert "2 of 2 runs are there" in capsys.readouterr().out
+    assert f"{len(names)} of {len(names)} runs are there" in capsys.readouterr().out
 
 
 def test_a_table_by_distance_keeps_the_first_token_apart() -> None:

@@ -106,6 +106,8 @@ def main(argv: list[str] | None = None) -> None:
     for name, group in itertools.groupby(to_do, key=lambda run: run.task):
         task = TASKS[name](arguments.data, arguments.work_dir, arguments.weights, arguments.quick)
         for run in group:
+            if run.path(folder).exists():  # another process was here first
+                continue
             print(f"\n{run.name}", flush=True)
             result = {**measure(task, run), **where}
             write(run.path(folder), result)

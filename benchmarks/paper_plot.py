@@ -52,7 +52,7 @@ def plot_kept(panels: dict[str, list[dict[str, Any]]], labels: dict[str, str], p
         labels: what the score of each task is called.
         points: which are drawn, and what they are called.
     """
-    figure = Figure((1.0 + 3.6 * len(panels), 3.8), layout="constrained")
+    figure = Figure((max(8.0, 1.0 + 3.6 * len(panels)), 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     lines = sorted({(row["variant"], row["by"]) for rows in panels.values() for row in rows})
     for axis, (task, rows) in zip(axes, panels.items(), strict=True):
@@ -69,6 +69,8 @@ def plot_kept(panels: dict[str, list[dict[str, Any]]], labels: dict[str, str], p
         axis.axhline(stock, color=STOCK, linewidth=1)
         if labels[task] == "Perplexity":
             axis.set_yscale("log")
+            for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+                ticks("{x:g}")
         axis.set_title(task, fontsize=10)
         axis.set_ylabel(labels[task])
         axis.set_xlabel("synthesized, %")

@@ -7,8 +7,8 @@
     python benchmarks/paper_table.py                                       # tables
 
 A run is a task, a variant and a seed; it writes one JSON file into benchmarks/results/paper, and one that is there is skipped.
-All variants of a task see the same rows in the same order for as many epochs, at the same rate; nothing is selected on the test
-set. Only self-attention is swapped. Data is looked for in --data (`mt/`, `lm/`, `summ/`). Seconds are processor time. benchmarks/
+All variants of a task see the same rows in the same order for as many epochs, at the same rate, which was
+chosen with stock attention. Only self-attention is swapped. Data is looked for in --data (`mt/`, `lm/`, `summ/`). Seconds are processor time. benchmarks/
 paper_tasks.py has the models, which are small and see little text: what can be compared is the order of variants within a table.
 """
 

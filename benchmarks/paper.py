@@ -3,12 +3,12 @@
 
     python benchmarks/paper.py --list                                      # what there is, what is missing
     python benchmarks/paper.py --tasks clm --seeds 0 --threads 1           # run a part of it
-    python benchmarks/paper.py --weights WEIGHTS/flan-t5-small             # run the rest
+    python benchmarks/paper.py --weights WEIGHTS                           # run the rest
     python benchmarks/paper_table.py                                       # tables
 
 A run is a task, a variant and a seed; it writes one JSON file into benchmarks/results/paper, and one that is there is skipped.
-All variants of a task see the same rows in the same order for as many epochs, at the same rate; nothing is selected on the test
-set. Only self-attention is swapped. Data is looked for in --data (`mt/`, `lm/`, `summ/`). Seconds are processor time. benchmarks/
+All variants of a task see the same rows in the same order for as many epochs, at the same rate, which was
+chosen with stock attention. Only self-attention is swapped. Data is looked for in --data (`mt/`, `lm/`, `summ/`). Seconds are processor time. benchmarks/
 paper_tasks.py has the models, which are small and see little text: what can be compared is the order of variants within a table.
 """
 
@@ -16,13 +16,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import platform
 import sys
 import time
 from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from paper_tasks import STOCK, TASKS, Task  # noqa: E402
-from records import commit, processor  # noqa: E402
+from run_files import measured_on, missing, write  # noqa: E402
 
 from hf_synthesizer.glue.training import finetune  # noqa: E402
 
@@ -82,7 +78,9 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data", type=Path, default=ROOT.parent / "shared" / "data", help="a folder with mt, lm and summ"
     )
-    parser.add_argument("--weights", type=Path, help="the folder of FLAN-T5-small, from benchmarks/fetch_weights.py")
+    parser.add_argument(
+        "--weights", type=Path, help="the folder that benchmarks/fetch_weights.py filled; summaries need it"
+    )
     parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as clm-dense-seed0")
     parser.add_argument("--tasks", nargs="*", choices=TASKS, help="these tasks alone")
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, help="these variants alone")
@@ -101,23 +99,18 @@ def main(argv: list[str] | None = None) -> None:
         torch.set_num_threads(arguments.threads)
     runs = [run for run in all_runs() if wanted(run, arguments)]
     folder = arguments.work_dir / "quick" / "results" if arguments.quick else RESULTS
-    missing = [run for run in runs if not run.path(folder).exists()]
-    if arguments.list:
-        for run in runs:
-            print(f"{'missing' if run in missing else 'there':8} {run.name}")
-    print(f"{len(runs) - len(missing)} of {len(runs)} runs are there", flush=True)
+    to_do = missing(runs, folder, every=arguments.list)
     if arguments.list:
         return
-    code = commit()
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, group in itertools.groupby(missing, key=lambda run: run.task):
+    where = measured_on()
+    for name, group in itertools.groupby(to_do, key=lambda run: run.task):
         task = TASKS[name](arguments.data, arguments.work_dir, arguments.weights, arguments.quick)
         for run in group:
+            if run.path(folder).exists():  # another process was here first
+                continue
             print(f"\n{run.name}", flush=True)
-            result = {**measure(task, run), "commit": code}
-            temporary = run.path(folder).with_suffix(".tmp")
-            temporary.write_text(json.dumps(result, indent=1) + "\n")
-            temporary.replace(run.path(folder))
+            result = {**measure(task, run), **where}
+            write(run.path(folder), result)
             print(f"{run.name}: {task.score} {result['score']:.3f} ({result['train_seconds']:.0f} s)", flush=True)
 
 
@@ -155,13 +148,6 @@ def measure(task: Task, run: Run) -> dict[str, Any]:
         "train_seconds": seconds,
         "judge_seconds": time.process_time() - started,
         "size": asdict(size),
-        "threads": torch.get_num_threads(),
-        "machine": f"{processor()}, {platform.system()}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers", "tokenizers", "hf_synthesizer")},
-        },
-        "date": date.today().isoformat(),
     }
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""The tables of docs/tasks.md, from the files that benchmarks/paper.py and benchmarks/decoders.py wrote.
+"""The tables and plots of docs/tasks.md, from the files that benchmarks/paper.py and benchmarks/pretrained.py wrote.
 
-    python benchmarks/paper_table.py            # writes the tables into the document
+    python benchmarks/paper_table.py            # writes the tables into the document, and draws the plots
     python benchmarks/paper_table.py --check    # only says whether document and results agree
 
 `<!-- table: paper-clm (benchmarks/paper_table.py) -->` … `<!-- end of table -->` is where the table `paper-clm` goes.
@@ -22,10 +22,16 @@ from typing import Any
 from scipy.stats import spearmanr
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from paper_plot import plot_kept, plot_orders  # noqa: E402
+
+from hf_synthesizer.plots import save  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "tasks.md"
 PLACE = re.compile(
-    r"(<!-- table: ([a-z-]+) \(benchmarks/paper_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL
+    r"(<!-- table: ([a-z0-9-]+) \(benchmarks/paper_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL
 )
 STOCK = "dot_product"
 VARIANTS = 11
@@ -101,6 +107,12 @@ SCORES = {
 }
 
 
+POINTS = {"fresh": "before", "closed": "closed form", "distance": "by distance", "transfer": "transfer"}
+PRETRAINED = {"smollm2": ("Perplexity", True), "translation": ("BLEU", False), "summarization": ("ROUGE-L", False)}
+"""What is judged, and whether it is told relative to stock."""
+PRETRAINED_RUNS = 6
+
+
 def read(folder: Path) -> Results:
     """All results of a folder."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
@@ -126,20 +138,25 @@ def table(results: Results, task: str) -> str:
     if not runs:
         return f"*Not run yet: `python benchmarks/paper.py --tasks {task}` makes it.*"
     name = SCORES[task][0]
-    lines = [
-        f"| attention | {name} | to dot product | parameters | training | literature |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    converted = any("before_finetuning" in row for rows in runs.values() for row in rows)
+    head = ["attention", *["converted"] * converted, name, "to dot product", "parameters", "training", "literature"]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for variant, rows in runs.items():
         spread = f" ± {statistics.stdev(row['score'] for row in rows):.2f}" if len(rows) > 1 else ""
         figure = known.figures.get(variant)
-        cells = [f"`{variant}`", f"{mean(rows):.2f}{spread}", against(rows, runs.get(STOCK, []), task)]
+        before = (
+            [f"{statistics.mean(row['before_finetuning'][row['score_name']] for row in rows):.2f}"]
+            if converted
+            else []
+        )
+        cells = [f"`{variant}`", *before, f"{mean(rows):.2f}{spread}", against(rows, runs.get(STOCK, []), task)]
         cells += [f"{max(row['parameters'] for row in rows) / 1e6:.2f} M", f"{mean(rows, 'train_seconds'):.0f} s"]
         lines.append("| " + " | ".join([*cells, "" if figure is None else f"{figure:g}"]) + " |")
     missing = VARIANTS - len(runs)
     notes = [
         f"Literature: {known.what}.",
         order(runs, task),
+        budget(next(iter(runs.values()))[0]),
         provenance([row for rows in runs.values() for row in rows]),
     ]
     if missing:
@@ -180,6 +197,18 @@ def order(runs: dict[str, Results], task: str) -> str:
     )
 
 
+def budget(row: dict[str, Any]) -> str:
+    """How much every variant was trained and judged on."""
+    size = row["size"]
+    scratch = "" if "before_finetuning" in row else (
+        f"Width {size['width']}, {size['layers']} layers, {size['heads']} heads, {size['vocabulary']} byte pairs. "
+    )  # fmt: skip
+    return (
+        f"{scratch}{row['train_rows']} rows of at most {size['max_length']} tokens, {row['train_steps']} steps of "
+        f"{size['batch_size']}, rate {size['learning_rate']:g}; judged on the first {size['test_rows']} rows of the test."
+    )
+
+
 def provenance(results: Results) -> str:
     """Where it was measured."""
 
@@ -193,31 +222,81 @@ def provenance(results: Results) -> str:
     return f"{of(lambda row: row['machine'])}, {of(lambda row: row['threads'])} thread; {versions}; seeds {of(lambda row: row['seed'])}; commit {commits}."
 
 
-def decoders(results: Results) -> str:
-    """What a pretrained decoder keeps, by the share that is synthesized."""
-    if not results:
-        return "*Not run yet: `python benchmarks/decoders.py` makes it.*"
-    points = {"fresh": "before", "closed": "closed form", "transfer": "transfer"}
+def of_pretrained(results: Results, task: str) -> Results:
+    """The runs of one pretrained model and task, in the order of the table."""
+    rows = [row for row in results if row["task"] == task]
+    return sorted(rows, key=lambda row: (row["variant"], row["by"], row["share"]))
+
+
+def pretrained(results: Results, task: str) -> str:
+    """What a pretrained model keeps, by the share that is synthesized."""
+    rows = of_pretrained(results, task)
+    if not rows:
+        return f"*Not run yet: `python benchmarks/pretrained.py --tasks {task}` makes it.*"
+    points = {point: said for point, said in POINTS.items() if any(point in row["points"] for row in rows)}
     lines = ["| attention | share | chosen by | " + " | ".join(points.values()) + " | transfer took |"]
     lines.append("|---|---:|---|" + "---:|" * (len(points) + 1))
-    stock = next((row["stock_perplexity"] for row in results), None)
-    for row in sorted(results, key=lambda row: (row["variant"], row["share"], row["by"])):
+    name, relative = PRETRAINED[task]
+    for row in rows:
         found = row["points"]
         cells = [f"`{row['variant']}`", f"{row['share']} %", row["by"]]
-        cells += [f"{found[point]['perplexity'] / stock:.2f} ×" if point in found else "not run" for point in points]
-        seconds = found.get("transfer", {}).get("seconds")
-        lines.append("| " + " | ".join([*cells, "" if seconds is None else f"{seconds:.0f} s"]) + " |")
-    blocks = ", ".join(sorted({str(row["judged_blocks"]) for row in results}))
-    notes = f"Perplexity relative to stock's {stock:.1f}, on {blocks} windows of {results[0]['max_length']} tokens of the test text. "
-    return "\n".join(lines) + "\n\n" + notes + provenance([{**row, "seed": row["seed"]} for row in results])
+        for point in points:
+            score = found[point]["score"] if point in found else None
+            cells.append("" if score is None else f"{score / row['stock']:.2f} ×" if relative else f"{score:.2f}")
+        lines.append("| " + " | ".join([*cells, f"{found['transfer']['seconds']:.0f} s"]) + " |")
+    stock = (
+        f"{name} relative to stock's {rows[0]['stock']:.1f}." if relative else f"{name}; stock {rows[0]['stock']:.2f}."
+    )
+    size, steps = rows[0]["size"], rows[0]["points"]["transfer"]["steps"]
+    notes = (
+        f"{stock} {size['test_rows']} rows of the test, at most {size['max_length']} tokens; the transfer is {steps} steps of "
+        f"{size['batch_size']}."
+    )
+    missing = PRETRAINED_RUNS - len(rows)
+    if missing:
+        notes = f"**{missing} of {PRETRAINED_RUNS} have not been run yet.** {notes}"
+    return "\n".join(lines) + f"\n\n{notes} {free(rows[0]['costs'])} {provenance(rows)}"
+
+
+def free(costs: dict[str, list[float]]) -> str:
+    """How costs are spread over heads and layers."""
+    heads = sorted(cost for layer in costs.values() for cost in layer)
+    shares = [sum(heads[: round(len(heads) * part)]) / sum(heads) for part in (0.25, 0.5, 0.9)]
+    layers = sorted(costs, key=lambda layer: sum(costs[layer]))
+    few = min(3, len(layers) // 2)
+    cheap, dear = (", ".join(f"`{layer}`" for layer in some) for some in (layers[:few], layers[::-1][:few]))
+    return (
+        f"Of the summed costs of its {len(heads)} heads, the cheapest quarter has {shares[0]:.1%}, the cheapest half "
+        f"{shares[1]:.1%}, the dearest tenth {1 - shares[2]:.0%}; cheapest layers: {cheap}; dearest: {dear}."
+    )
 
 
 def with_tables(text: str, folder: Path) -> str:
     """A document with its tables written anew."""
     paper = read(folder / "paper")
     makers: dict[str, Callable[[], str]] = {f"paper-{task}": lambda task=task: table(paper, task) for task in SCORES}
-    makers["decoders"] = lambda: decoders(read(folder / "decoders"))
+    kept = read(folder / "pretrained")
+    makers |= {f"pretrained-{task}": lambda task=task: pretrained(kept, task) for task in PRETRAINED}
     return PLACE.sub(lambda place: f"{place[1]}\n{makers[place[2]]()}\n\n{place[3]}", text)
+
+
+def draw(folder: Path) -> None:
+    """A plot for each table that has results, beside them."""
+    paper, kept = read(folder / "paper"), read(folder / "pretrained")
+    for task, (name, _) in SCORES.items():
+        runs = of_variants(paper, task)
+        if runs:
+            known = LITERATURE[task]
+            scores = {variant: [row["score"] for row in rows] for variant, rows in runs.items()}
+            save(plot_orders(scores, name, known.figures, known.what), folder / "paper" / f"{task}.png", dpi=90)
+    if kept:
+        panels = {task: of_pretrained(kept, task) for task in PRETRAINED if of_pretrained(kept, task)}
+        labels = {task: PRETRAINED[task][0] for task in panels}
+        save(
+            plot_kept(panels, labels, {point: said for point, said in POINTS.items() if point != "distance"}),
+            folder / "pretrained" / "kept.png",
+            dpi=90,
+        )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -232,6 +311,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.check and written != text:
         sys.exit(f"{arguments.document.name} and the results disagree: run python benchmarks/paper_table.py.")
     arguments.document.write_text(written, encoding="utf-8")
+    if not arguments.check:
+        draw(arguments.results)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 Three models start from scratch, with a vocabulary of byte pairs that is learnt from the training text: GPT-2 for language
 modelling, BERT for masked language modelling, Marian for German–English translation. FLAN-T5-small is converted, for summaries.
+
+The sizes are what one thread carries when 88 runs have to end in an hour: a `Size` says how many rows of the training set are
+read, and how many of the test set are judged. Both are the first ones of their files, the same for every variant and seed.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +22,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    BertConfig,
     BertForMaskedLM,
     DataCollatorForSeq2Seq,
-    GPT2Config,
     GPT2LMHeadModel,
     MarianConfig,
     MarianMTModel,
@@ -30,7 +32,7 @@ from transformers import (
 )
 
 from hf_synthesizer import patch_model, transfer_attention
-from hf_synthesizer.glue.training import GroupedBatches
+from hf_synthesizer.glue.training import GroupedBatches, autocast
 from hf_synthesizer.tasks.files import read_parallel
 from hf_synthesizer.tasks.generated import summary_scores, translation_scores
 from hf_synthesizer.tasks.masking import masker
@@ -44,19 +46,20 @@ Rows = list[dict[str, Any]]
 class Size:
     """How large a model is, and how long it is trained."""
 
-    width: int = 192
-    layers: int = 4
-    heads: int = 6
-    inner: int = 768
-    vocabulary: int = 4096
-    max_length: int = 128
-    batch_size: int = 16
-    learning_rate: float = 1e-3
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    inner: int = 512
+    vocabulary: int = 2048
+    max_length: int = 64
+    batch_size: int = 8
+    learning_rate: float = 1.5e-3
     epochs: int = 1
     rows: int | None = None
+    test_rows: int | None = None
 
 
-QUICK = Size(8, 1, 2, 8, 300, 16, 4, epochs=1, rows=8)
+QUICK = Size(8, 1, 2, 8, 300, 16, 4, epochs=1, rows=8, test_rows=8)
 """To show that everything works."""
 
 
@@ -81,11 +84,10 @@ def byte_pairs(path: Path, texts: list[str], size: int) -> PreTrainedTokenizerFa
     return PreTrainedTokenizerFast(tokenizer_file=str(path), **names)
 
 
-class Task:
+class Task(ABC):
     """One task: `rows` to train on, `collate`, `start` and `judge`."""
 
     score = ""
-    higher_is_better = True
     size = Size()
 
     def __init__(self, data: Path, work: Path, weights: Path | None, quick: bool):
@@ -108,29 +110,58 @@ class Task:
             model.set_attn_implementation("eager")
         return model, {}
 
+    def make_tokenizer(self, name: str, texts: list[str]) -> Any:
+        """One of byte pairs, learnt from the texts."""
+        return byte_pairs(self.work / f"{name}-{self.size.vocabulary}.json", texts, self.size.vocabulary)
+
+    @abstractmethod
     def prepare(self) -> None:
-        raise NotImplementedError
+        """Read `rows` and `test`, and make the tokenizer."""
+
+    @abstractmethod
+    def build(self) -> PreTrainedModel:
+        """The stock model that a run starts from."""
+
+    @abstractmethod
+    def collate(self, rows: Rows) -> dict[str, Any]:
+        """A batch with labels."""
+
+    @abstractmethod
+    def judge(self, model: PreTrainedModel) -> dict[str, float]:
+        """The metrics on `test`; `score` names the one that counts."""
+
+
+class Pretrained(Task):
+    """A task whose model and tokenizer are read from `folder` of the weights."""
+
+    folder = "flan-t5-small"
+    reads: Any = AutoModelForSeq2SeqLM
+
+    @property
+    def source(self) -> Path:
+        if self.weights is None:
+            raise SystemExit(f"{self.folder} is missing: --weights FOLDER (benchmarks/fetch_weights.py makes it).")
+        return self.weights / self.folder
+
+    def make_tokenizer(self, name: str, texts: list[str]) -> Any:
+        return AutoTokenizer.from_pretrained(self.source)
 
     def build(self) -> PreTrainedModel:
-        raise NotImplementedError
-
-    def collate(self, rows: Rows) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def judge(self, model: PreTrainedModel) -> dict[str, float]:
-        raise NotImplementedError
+        return self.reads.from_pretrained(self.source)
 
 
 class LanguageModel(Task):
-    """WikiText-2 in blocks of 128 tokens, each text once; the test's tokens in blocks of the same length."""
+    """WikiText-2 in blocks of as many tokens as the model has positions, each block once."""
 
-    score, higher_is_better, causal = "perplexity", False, True
+    score, causal = "perplexity", True
+    size = Size(vocabulary=512, learning_rate=2e-3, rows=10000, test_rows=1000)
+    architecture: type[PreTrainedModel] = GPT2LMHeadModel
 
     def prepare(self) -> None:
         texts = {split: self.data / "lm" / f"wikitext-2-raw.{split}.txt" for split in ("train", "test")}
         lines = {split: path.read_text(encoding="utf-8").splitlines(keepends=True) for split, path in texts.items()}
-        self.tokenizer = byte_pairs(self.work / "wikitext.json", lines["train"], self.size.vocabulary)
-        self.rows, self.test = self.blocks(lines["train"]), self.blocks(lines["test"])[: self.size.rows]
+        self.tokenizer = self.make_tokenizer("wikitext", lines["train"])
+        self.rows, self.test = self.blocks(lines["train"]), self.blocks(lines["test"])[: self.size.test_rows]
         words = sum(len(line.split()) for line in lines["test"])
         self.tokens_a_word = len(self.blocks(lines["test"])) * self.size.max_length / words
 
@@ -142,21 +173,22 @@ class LanguageModel(Task):
 
     def build(self) -> PreTrainedModel:
         size = self.size
-        return GPT2LMHeadModel(
-            GPT2Config(
+        kind: Any = self.architecture.config_class
+        return self.architecture(
+            kind(
                 vocab_size=size.vocabulary,
-                n_positions=size.max_length,
-                n_embd=size.width,
-                n_layer=size.layers,
-                n_head=size.heads,
-                n_inner=size.inner,
-                attn_pdrop=0.0,
-                embd_pdrop=0.0,
-                resid_pdrop=0.0,
-                bos_token_id=4,
-                eos_token_id=1,
+                max_position_embeddings=size.max_length,
+                hidden_size=size.width,
+                num_hidden_layers=size.layers,
+                num_attention_heads=size.heads,
+                **self.names_of_its_own(),
             )
         )
+
+    def names_of_its_own(self) -> dict[str, Any]:
+        """What this architecture calls the width between its two products, special tokens and the dropouts, which are off."""
+        quiet = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+        return {"n_inner": self.size.inner, "bos_token_id": 4, "eos_token_id": 1, **quiet}
 
     def collate(self, rows: Rows) -> dict[str, Any]:
         ids = torch.tensor([row["input_ids"] for row in rows])
@@ -166,10 +198,12 @@ class LanguageModel(Task):
     def judge(self, model: PreTrainedModel) -> dict[str, float]:
         model.eval()
         found = []
-        for start in range(0, len(self.test), 32):
-            batch = self.hidden(self.test[start : start + 32], start)
+        for start in range(0, len(self.test), self.size.batch_size):
+            batch = self.hidden(self.test[start : start + self.size.batch_size], start)
             labels = batch.pop("labels")
-            found.append(sums(model(**batch).logits, labels, causal=self.causal).numpy())
+            with autocast(model):
+                logits = model(**batch).logits
+            found.append(sums(logits, labels, causal=self.causal).numpy())
         return self.also(perplexity_of(np.concatenate(found)))
 
     def hidden(self, rows: Rows, place: int) -> dict[str, Any]:
@@ -180,26 +214,21 @@ class LanguageModel(Task):
 
 
 class MaskedLanguageModel(LanguageModel):
-    """The same text, 15 % of it to be guessed; the test's masks are always the same."""
+    """The same text, 15 % of it to be guessed, in blocks so short that a small model leaves the words' frequencies behind; the test's
+    masks are always the same."""
 
     causal = False
-    size = Size(epochs=2)
+    size = Size(vocabulary=512, max_length=16, batch_size=32, learning_rate=2e-3, rows=48000, test_rows=8000)
+    architecture = BertForMaskedLM
 
-    def build(self) -> PreTrainedModel:
-        size = self.size
-        return BertForMaskedLM(
-            BertConfig(
-                vocab_size=size.vocabulary,
-                max_position_embeddings=size.max_length,
-                hidden_size=size.width,
-                num_hidden_layers=size.layers,
-                num_attention_heads=size.heads,
-                intermediate_size=size.inner,
-                attention_probs_dropout_prob=0.0,
-                hidden_dropout_prob=0.0,
-                pad_token_id=0,
-            )
-        )
+    def names_of_its_own(self) -> dict[str, Any]:
+        quiet = dict.fromkeys(("attention_probs_dropout_prob", "hidden_dropout_prob"), 0.0)
+        return {
+            "intermediate_size": self.size.inner,
+            "initializer_range": self.size.width**-0.5,  # with BERT's own, so narrow a model does not begin to learn
+            "pad_token_id": 0,
+            **quiet,
+        }
 
     def collate(self, rows: Rows) -> dict[str, Any]:
         return masker(self.tokenizer, 0.15)(super().collate(rows), None)
@@ -216,6 +245,7 @@ class TextToText(Task):
     """Pairs, generated greedily and scored as they are."""
 
     longest = 60
+    prefix = ""
 
     def pad(self, rows: Rows, model: Any = None) -> dict[str, Any]:
         return dict(DataCollatorForSeq2Seq(self.tokenizer, model=model)(rows))
@@ -241,7 +271,7 @@ class TextToText(Task):
             numbers = order[start : start + 50]
             inputs = self.pad([{name: rows[n][name] for name in ("input_ids", "attention_mask")} for n in numbers])
             inputs = {name: value for name, value in inputs.items() if value is not None}
-            with torch.autocast("cpu", torch.bfloat16):
+            with autocast(model):
                 tokens = model.generate(**inputs, max_length=room, num_beams=1, do_sample=False)
             texts |= dict(zip(numbers, self.tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True))
         return [texts[number].strip() for number in range(len(rows))]
@@ -251,18 +281,17 @@ class Translation(TextToText):
     """Multi30k, German to English; BLEU on test 2016."""
 
     score = "bleu"
-    size = Size(layers=3, inner=512, max_length=64, batch_size=64, epochs=5)
+    size = Size(inner=256, batch_size=16, rows=15000, test_rows=500)
 
     def prepare(self) -> None:
         files = {"train": "multi30k.train", "test": "multi30k.test_2016_flickr"}
         pairs = {split: read_parallel(self.data / "mt" / name, ("de", "en"))[:] for split, name in files.items()}
         sides = {s: [[row[side] for row in pairs[s]["translation"]] for side in ("de", "en")] for s in files}
-        self.tokenizer = byte_pairs(
-            self.work / "multi30k.json", [text for side in sides["train"] for text in side], self.size.vocabulary
-        )
-        self.rows, self.test = (self.encode(*sides[split]) for split in files)
-        self.test = self.test[: self.size.rows]
-        self.wanted = sides["test"][1][: self.size.rows]
+        self.tokenizer = self.make_tokenizer("multi30k", [text for side in sides["train"] for text in side])
+        read = {split: ([self.prefix + text for text in de], en) for split, (de, en) in sides.items()}
+        self.rows, self.test = (self.encode(*read[split]) for split in files)
+        self.test = self.test[: self.size.test_rows]
+        self.wanted = sides["test"][1][: self.size.test_rows]
 
     def build(self) -> PreTrainedModel:
         size = self.size
@@ -273,7 +302,8 @@ class Translation(TextToText):
                 d_model=size.width,
                 max_position_embeddings=size.max_length,
                 attention_dropout=0.0,
-                dropout=0.1,
+                dropout=0.0,
+                activation_function="relu",
                 scale_embedding=True,  # else positions drown the words
                 init_std=size.width**-0.5,
                 pad_token_id=0,
@@ -288,34 +318,27 @@ class Translation(TextToText):
         return translation_scores(self.generate(model, self.test), self.wanted)
 
 
-class Summarization(TextToText):
-    """DialogSum: 500 dialogues to train on, 500 with three summaries each to judge; the converted model is FLAN-T5-small."""
+class Summarization(Pretrained, TextToText):
+    """DialogSum: dialogues of its dev split to train on, those of its test split, with three summaries each, to judge."""
 
     score = "rougeL"
-    size = Size(max_length=256, batch_size=8, learning_rate=5e-4, epochs=2)
-    longest = 64
+    size = Size(max_length=256, learning_rate=5e-4, rows=120, test_rows=60)
+    longest = 48
     prefix = "Summarize the dialogue: "
 
     def prepare(self) -> None:
-        if self.weights is None:
-            raise SystemExit(
-                "Summaries need the weights of FLAN-T5-small: --weights FOLDER (benchmarks/fetch_weights.py)."
-            )
-        self.tokenizer = AutoTokenizer.from_pretrained(self.weights)
+        self.tokenizer = self.make_tokenizer("dialogsum", [])
         rows = {}
         for split in ("dev", "test"):
             path = self.data / "summ" / f"dialogsum.{split}.jsonl"
             rows[split] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         self.rows = self.encode(self.texts(rows["dev"]), [row["summary"] for row in rows["dev"]])
-        judged = rows["test"][: self.size.rows]
+        judged = rows["test"][: self.size.test_rows]
         self.test = self.encode(self.texts(judged), [row["summary1"] for row in judged])
         self.wanted = [[row[f"summary{number}"] for row in judged] for number in (1, 2, 3)]
 
     def texts(self, rows: Rows) -> list[str]:
         return [self.prefix + row["dialogue"] for row in rows]
-
-    def build(self) -> PreTrainedModel:
-        return AutoModelForSeq2SeqLM.from_pretrained(self.weights)
 
     def start(self, variant: str) -> tuple[PreTrainedModel, dict[str, Any]]:
         """The pretrained model, converted in closed form: nothing is trained before the fine-tuning."""

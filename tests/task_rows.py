@@ -126,3 +126,20 @@ def write_text(path: Path, count: int, seed: int) -> Path:
     """One sentence a line."""
     path.write_text("".join(text + "\n" for text in sentences(count, seed)))
     return path
+
+
+def write_paper_data(folder: Path) -> None:
+    """Multi30k, WikiText-2 and DialogSum as benchmarks/paper.py looks for them, in a few rows."""
+    for name in ("mt", "lm", "summ"):
+        (folder / name).mkdir()
+    for split, count in {"train": 20, "test_2016_flickr": 6}.items():
+        rows = pairs(count, 0)
+        for language in ("de", "en"):
+            path = folder / "mt" / f"multi30k.{split}.{language}"
+            path.write_text("".join(row[language] + "\n" for row in rows))
+    for split in ("train", "test"):
+        write_text(folder / "lm" / f"wikitext-2-raw.{split}.txt", 80, 0)
+        texts = sentences(6, 1, GERMAN)
+        names = ("summary",) if split == "train" else ("summary1", "summary2", "summary3")
+        dialogues = [{"dialogue": text, **dict.fromkeys(names, text)} for text in texts]
+        write_json(folder / "summ" / f"dialogsum.{'dev' if split == 'train' else split}.jsonl", dialogues)

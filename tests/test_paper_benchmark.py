@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.task_rows import GERMAN, pairs, sentences, write_json, write_model, write_text
+from tests.task_rows import write_model, write_paper_data
 from tests.test_glue_benchmark import load
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -32,20 +32,8 @@ KEYS = {
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny data under the names of the real one, and a tiny T5."""
     folder = tmp_path_factory.mktemp("paper")
-    for name in ("mt", "lm", "summ"):
-        (folder / name).mkdir()
-    for split, count in {"train": 20, "test_2016_flickr": 6}.items():
-        rows = pairs(count, 0)
-        for language in ("de", "en"):
-            path = folder / "mt" / f"multi30k.{split}.{language}"
-            path.write_text("".join(row[language] + "\n" for row in rows))
-    for split in ("train", "test"):
-        write_text(folder / "lm" / f"wikitext-2-raw.{split}.txt", 80, 0)
-        texts = sentences(6, 1, GERMAN)
-        names = ("summary",) if split == "train" else ("summary1", "summary2", "summary3")
-        dialogues = [{"dialogue": text, **dict.fromkeys(names, text)} for text in texts]
-        write_json(folder / "summ" / f"dialogsum.{'dev' if split == 'train' else split}.jsonl", dialogues)
-    write_model("t5", folder / "t5")
+    write_paper_data(folder)
+    write_model("t5", folder / "flan-t5-small")
     return folder
 
 
@@ -61,7 +49,7 @@ def test_every_task_runs_and_is_not_repeated(
     task: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     variants = ["dot_product", "fixed_random", "random+dot_product"]
-    asked = ["--quick", f"--data={data}", f"--work_dir={tmp_path}", f"--weights={data / 't5'}", "--tasks", task]
+    asked = ["--quick", f"--data={data}", f"--work_dir={tmp_path}", f"--weights={data}", "--tasks", task]
     asked += ["--seeds", "0", "--variants", *variants]
     bench.main(asked)
     results = {path.name: json.loads(path.read_text()) for path in (tmp_path / "quick" / "results").glob("*.json")}
@@ -78,11 +66,13 @@ def test_every_task_runs_and_is_not_repeated(
 
 
 table = load("paper_table")
+SIZES = ("width", "layers", "heads", "vocabulary", "max_length", "batch_size", "learning_rate", "test_rows")
 
 
 def result(task: str, variant: str, score: float, seed: int = 0) -> dict:
     facts = {"parameters": 3e6, "train_seconds": 100.0, "machine": "x", "threads": 1, "commit": "0123456789"}
     versions = {"torch": "2", "transformers": "5"}
+    facts |= {"train_rows": 9, "train_steps": 3, "size": dict.fromkeys(SIZES, 1)}
     return {"task": task, "variant": variant, "seed": seed, "score": score, "versions": versions, **facts}
 
 

@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from records import commit, processor  # noqa: E402
+from run_files import file_of, missing, parser_of, write  # noqa: E402
 
 from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
 from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize  # noqa: E402
@@ -124,54 +125,29 @@ def all_runs(best: list[str]) -> list[Run]:
 
 def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "mrpc-dense-transfer-seed0", TASKS, "outputs/benchmark", "teachers and the hybrid")
     parser.add_argument("--glue_dir", default=os.environ.get("GLUE_DIR"), help="TASK/train.jsonl and so on")
     parser.add_argument("--model", help="a name on the Hub or a folder (default: MiniLM-L6 from its package)")
-    parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as mrpc-dense-transfer-seed0")
-    parser.add_argument("--tasks", nargs="*", choices=TASKS, help="these tasks alone")
     parser.add_argument("--variants", nargs="*", choices=(*VARIANTS, HANDCRAFTED), help="these variants alone")
     parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
     parser.add_argument("--transfer", choices=("yes", "no"), help="only with transfer, or only fresh logits and stock")
     parser.add_argument("--best", nargs="*", default=["random+dot_product", HYBRID, "random+salience"])
-    parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
-    parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers and the hybrid are kept")
-    parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run what is asked for and not there yet."""
     arguments = arguments_of(argv)
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    runs = [run for run in all_runs(arguments.best) if wanted(run, arguments)]
-    missing = [run for run in runs if not run.path.exists()]
-    if arguments.list:
-        for run in runs:
-            print(f"{'missing' if run in missing else 'there':8} {run.name}")
-    print(f"{len(runs) - len(missing)} of {len(runs)} runs are there", flush=True)
-    if arguments.list:
+    runs = [run for run in all_runs(arguments.best) if arguments.transfer in (None, "yes" if run.transfer else "no")]
+    to_do = missing(runs, lambda run: file_of(run.path), arguments)
+    if not to_do:
         return
     bench = Bench(arguments)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    for number, run in enumerate(missing, 1):
-        print(f"\n[{number}/{len(missing)}] {run.name}", flush=True)
+    for number, run in enumerate(to_do, 1):
+        print(f"\n[{number}/{len(to_do)}] {run.name}", flush=True)
         result = bench.measure(run)
-        temporary = run.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(result, indent=2) + "\n")
-        temporary.replace(run.path)
+        write(run.path, result)
         print(f"{run.name}: {result['score']:.4f} ({result['train_seconds']:.0f} s)", flush=True)
-
-
-def wanted(run: Run, arguments: argparse.Namespace) -> bool:
-    """Whether the command line selects a run."""
-    return (
-        (not arguments.only or run.name in arguments.only)
-        and (not arguments.tasks or run.task in arguments.tasks)
-        and (not arguments.variants or run.variant in arguments.variants)
-        and (not arguments.seeds or run.seed in arguments.seeds)
-        and (arguments.transfer is None or run.transfer == (arguments.transfer == "yes"))
-    )
 
 
 class Bench:

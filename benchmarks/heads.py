@@ -52,6 +52,8 @@ assert spec is not None and spec.loader is not None
 benchmark = sys.modules["benchmark"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(benchmark)
 
+from run_files import missing, parser_of, write  # noqa: E402
+
 from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, transfer_attention  # noqa: E402
 from hf_synthesizer.transfer.head_gates import gated  # noqa: E402
 from hf_synthesizer.transfer.observe import learners_of, observing, pair_layers  # noqa: E402
@@ -127,19 +129,16 @@ def all_runs() -> list[Run]:
 
 def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(
+        __doc__, "mrpc-random-90-heads-seed0", benchmark.TASKS, "outputs/benchmark", "teachers and closed forms"
+    )
     parser.add_argument("--glue_dir", help="TASK/train.jsonl and so on")
     parser.add_argument("--model", help="a name on the Hub or a folder (default: MiniLM-L6 from its package)")
-    parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as mrpc-random-90-heads-seed0")
-    parser.add_argument("--tasks", nargs="*", choices=benchmark.TASKS, help="these tasks alone")
     parser.add_argument("--variants", nargs="*", choices=("stock", *VARIANTS), help="these variants alone")
     parser.add_argument("--by", nargs="*", choices=BY, help="heads or whole layers alone")
     parser.add_argument("--shares", nargs="*", type=int, choices=SHARES, help="these shares alone, in percent")
     parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
     parser.add_argument("--points", nargs="*", choices=POINTS, default=list(POINTS), help="these points alone")
-    parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
-    parser.add_argument("--work_dir", default="outputs/benchmark", help="where teachers and closed forms are kept")
-    parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
     parser.add_argument("--quick", action="store_true", help="few rows and steps, to show that everything works")
     return parser.parse_args(argv)
 
@@ -147,39 +146,17 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Run what is asked for and not there yet."""
     arguments = arguments_of(argv)
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    runs = [run for run in all_runs() if wanted(run, arguments)]
-    missing = [run for run in runs if run.missing(arguments.points)]
-    if arguments.list:
-        for run in runs:
-            print(f"{', '.join(run.missing(arguments.points)) or 'there':28} {run.name}")
-    print(f"{len(runs) - len(missing)} of {len(runs)} runs are there", flush=True)
-    if arguments.list:
+    to_do = missing(all_runs(), lambda run: run.missing(arguments.points), arguments)
+    if not to_do:
         return
     bench = Bench(arguments)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    for number, run in enumerate(missing, 1):
-        print(f"\n[{number}/{len(missing)}] {run.name}", flush=True)
+    for number, run in enumerate(to_do, 1):
+        print(f"\n[{number}/{len(to_do)}] {run.name}", flush=True)
         for point in run.missing(arguments.points):
             result = bench.measure(run, point)
-            temporary = run.path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(result, indent=1) + "\n")
-            temporary.replace(run.path)
+            write(run.path, result)
             found = result["points"][point]
             print(f"{run.name} {point}: {found['score']:.4f} ({found['seconds']:.0f} s)", flush=True)
-
-
-def wanted(run: Run, arguments: argparse.Namespace) -> bool:
-    """Whether the command line selects a run."""
-    return (
-        (not arguments.only or run.name in arguments.only)
-        and (not arguments.tasks or run.task in arguments.tasks)
-        and (not arguments.variants or run.variant in arguments.variants)
-        and (not arguments.by or run.by in arguments.by)
-        and (not arguments.shares or run.share in arguments.shares)
-        and (not arguments.seeds or run.seed in arguments.seeds)
-    )
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import set_seed
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from paper_tasks import STOCK, TASKS, Task  # noqa: E402
-from run_files import measured_on, missing, write  # noqa: E402
+from run_files import file_of, measured_on, missing, parser_of, write  # noqa: E402
 
 from hf_synthesizer.glue.training import finetune  # noqa: E402
 
@@ -74,20 +73,15 @@ def all_runs() -> list[Run]:
 
 def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "clm-dense-seed0", TASKS, "outputs/paper", "vocabularies")
     parser.add_argument(
         "--data", type=Path, default=ROOT.parent / "shared" / "data", help="a folder with mt, lm and summ"
     )
     parser.add_argument(
         "--weights", type=Path, help="the folder that benchmarks/fetch_weights.py filled; summaries need it"
     )
-    parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as clm-dense-seed0")
-    parser.add_argument("--tasks", nargs="*", choices=TASKS, help="these tasks alone")
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, help="these variants alone")
     parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
-    parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
-    parser.add_argument("--work_dir", type=Path, default=Path("outputs/paper"), help="where vocabularies are kept")
-    parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
     parser.add_argument("--quick", action="store_true", help="tiny models and few rows, to try it; kept in --work_dir")
     return parser.parse_args(argv)
 
@@ -95,13 +89,8 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Run what is asked for and not there yet."""
     arguments = arguments_of(argv)
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    runs = [run for run in all_runs() if wanted(run, arguments)]
     folder = arguments.work_dir / "quick" / "results" if arguments.quick else RESULTS
-    to_do = missing(runs, folder, every=arguments.list)
-    if arguments.list:
-        return
+    to_do = missing(all_runs(), lambda run: file_of(run.path(folder)), arguments)
     where = measured_on()
     for name, group in itertools.groupby(to_do, key=lambda run: run.task):
         task = TASKS[name](arguments.data, arguments.work_dir, arguments.weights, arguments.quick)
@@ -112,16 +101,6 @@ def main(argv: list[str] | None = None) -> None:
             result = {**measure(task, run), **where}
             write(run.path(folder), result)
             print(f"{run.name}: {task.score} {result['score']:.3f} ({result['train_seconds']:.0f} s)", flush=True)
-
-
-def wanted(run: Run, arguments: argparse.Namespace) -> bool:
-    """Whether the command line selects a run."""
-    return (
-        (not arguments.only or run.name in arguments.only)
-        and (not arguments.tasks or run.task in arguments.tasks)
-        and (not arguments.variants or run.variant in arguments.variants)
-        and (not arguments.seeds or run.seed in arguments.seeds)
-    )
 
 
 def measure(task: Task, run: Run) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def plot_orders(scores: dict[str, list[float]], name: str, figures: dict[str, fl
     for axis, found, label in ((here, means, f"{name}, here"), (there, figures, what)):
         if DOT_PRODUCT in found:
             axis.axvline(found[DOT_PRODUCT], color=QUIET, linewidth=1, linestyle="--")
-        axis.set_xlabel(label, fontsize=8)
+        axis.set_xlabel(label.replace(", as ", "\nas "), fontsize=8)
         axis.grid(axis="y", alpha=0.3)
         axis.tick_params(labelsize=8)
     here.set_yticks(range(len(variants)), variants)

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from pretrained_tasks import TASKS, LanguageModel, Task  # noqa: E402
-from run_files import measured_on, missing, write  # noqa: E402
+from run_files import file_of, measured_on, missing, parser_of, write  # noqa: E402
 
 from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, suggest_heads, transfer_attention  # noqa: E402
 from hf_synthesizer.glue.training import GroupedBatches  # noqa: E402
@@ -76,16 +76,11 @@ def all_runs() -> list[Run]:
 
 def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "smollm2-random-25-heads-seed0", TASKS, "outputs/pretrained", "costs")
     parser.add_argument("--weights", type=Path, help="the folder that benchmarks/fetch_weights.py filled")
     parser.add_argument(
         "--data", type=Path, default=ROOT.parent / "shared" / "data", help="a folder with mt, lm and summ"
     )
-    parser.add_argument("--only", nargs="*", default=[], help="runs by name, such as smollm2-random-25-heads-seed0")
-    parser.add_argument("--tasks", nargs="*", choices=TASKS, help="these tasks alone")
-    parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
-    parser.add_argument("--work_dir", type=Path, default=Path("outputs/pretrained"), help="where costs are kept")
-    parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
     parser.add_argument("--quick", action="store_true", help="few rows and steps, to try it; kept in --work_dir")
     return parser.parse_args(argv)
 
@@ -93,17 +88,8 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Run what is asked for and not there yet."""
     arguments = arguments_of(argv)
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
     folder = arguments.work_dir / "quick" / "results" if arguments.quick else RESULTS
-    runs = [
-        run
-        for run in all_runs()
-        if (not arguments.only or run.name in arguments.only) and (not arguments.tasks or run.task in arguments.tasks)
-    ]
-    to_do = missing(runs, folder, every=arguments.list)
-    if arguments.list:
-        return
+    to_do = missing(all_runs(), lambda run: file_of(run.path(folder)), arguments)
     where = measured_on()
     for name, group in itertools.groupby(to_do, key=lambda run: run.task):
         bench = Bench(name, arguments)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -14,26 +15,64 @@ import torch
 from records import commit, processor
 
 
-class HasAFile(Protocol):
-    """A run with a name and a file."""
+class Named(Protocol):
+    """A run; what selects it are its fields."""
 
     @property
     def name(self) -> str: ...
 
-    def path(self, folder: Path) -> Path: ...
+
+AnyRun = TypeVar("AnyRun", bound=Named)
+FIELDS = {"tasks": "task", "variants": "variant", "by": "by", "shares": "share", "seeds": "seed"}
 
 
-AnyRun = TypeVar("AnyRun", bound=HasAFile)
+def parser_of(
+    text: str | None, example: str, tasks: Iterable[str], work_dir: str, kept: str
+) -> argparse.ArgumentParser:
+    """The command line that these benchmarks share; each adds its own.
+
+    Args:
+        text: what the benchmark is.
+        example: the name of a run.
+        tasks: there are.
+        work_dir: the default of `--work_dir`.
+        kept: what is kept there.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help=f"runs by name, such as {example}")
+    parser.add_argument("--tasks", nargs="*", choices=tuple(tasks), help="these tasks alone")
+    parser.add_argument("--threads", type=int, help="how many cores to use (default: all)")
+    parser.add_argument("--work_dir", type=Path, default=Path(work_dir), help=f"where {kept} are kept")
+    parser.add_argument("--list", action="store_true", help="only say which runs are there and which are missing")
+    return parser
 
 
-def missing(runs: Sequence[AnyRun], folder: Path, *, every: bool) -> list[AnyRun]:
-    """The runs without a file in the folder; it says how many are there, and of every run whether it is, if asked to."""
-    found = [run for run in runs if not run.path(folder).exists()]
-    if every:
-        for run in runs:
-            print(f"{'missing' if run in found else 'there':8} {run.name}")
-    print(f"{len(runs) - len(found)} of {len(runs)} runs are there", flush=True)
-    return found
+def wanted(run: Named, arguments: argparse.Namespace) -> bool:
+    """Whether the command line selects a run: by its name, and by each field that values are named of."""
+    if arguments.only and run.name not in arguments.only:
+        return False
+    chosen = {field: getattr(arguments, option, None) for option, field in FIELDS.items()}
+    return all(not values or getattr(run, field) in values for field, values in chosen.items())
+
+
+def missing(
+    runs: Iterable[AnyRun], lacks: Callable[[AnyRun], Sequence[str]], arguments: argparse.Namespace
+) -> list[AnyRun]:
+    """The runs that the command line selects and that lack something; it says how many do not, and with `--list` what each lacks."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    selected = {run.name: (run, lacks(run)) for run in runs if wanted(run, arguments)}
+    if arguments.list:
+        for name, (_, parts) in selected.items():
+            print(f"{', '.join(parts) or 'there':28} {name}")
+    found = [run for run, parts in selected.values() if parts]
+    print(f"{len(selected) - len(found)} of {len(selected)} runs are there", flush=True)
+    return [] if arguments.list else found
+
+
+def file_of(path: Path) -> list[str]:
+    """What a run lacks that is all in one file."""
+    return [] if path.exists() else ["missing"]
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

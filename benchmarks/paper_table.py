@@ -24,6 +24,7 @@ from scipy.stats import spearmanr
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from paper import LONG, VARIANTS  # noqa: E402
 from paper_plot import plot_kept, plot_orders  # noqa: E402
 
 from hf_synthesizer.plots import save  # noqa: E402
@@ -31,10 +32,9 @@ from hf_synthesizer.plots import save  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "tasks.md"
 PLACE = re.compile(
-    r"(<!-- table: ([a-z0-9-]+) \(benchmarks/paper_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL
+    r"(<!-- table: ([a-z0-9_-]+) \(benchmarks/paper_table\.py\) -->\n).*?(<!-- end of table -->)", re.DOTALL
 )
 STOCK = "dot_product"
-VARIANTS = 11
 
 Results = list[dict[str, Any]]
 
@@ -99,9 +99,12 @@ LITERATURE = {
         },
     ),
 }
+LITERATURE |= {f"{task}_long": LITERATURE[task] for task in ("clm", "translation")}
 SCORES = {
     "clm": ("perplexity", False),
+    "clm_long": ("perplexity", False),
     "translation": ("BLEU", True),
+    "translation_long": ("BLEU", True),
     "mlm": ("perplexity", False),
     "summarization": ("ROUGE-L", True),
 }
@@ -152,7 +155,8 @@ def table(results: Results, task: str) -> str:
         cells = [f"`{variant}`", *before, f"{mean(rows):.2f}{spread}", against(rows, runs.get(STOCK, []), task)]
         cells += [f"{max(row['parameters'] for row in rows) / 1e6:.2f} M", f"{mean(rows, 'train_seconds'):.0f} s"]
         lines.append("| " + " | ".join([*cells, "" if figure is None else f"{figure:g}"]) + " |")
-    missing = VARIANTS - len(runs)
+    variants = LONG.get(task, VARIANTS)
+    missing = len(set(variants) - set(runs))
     notes = [
         f"Literature: {known.what}.",
         order(runs, task),
@@ -160,7 +164,7 @@ def table(results: Results, task: str) -> str:
         provenance([row for rows in runs.values() for row in rows]),
     ]
     if missing:
-        notes.insert(0, f"**{missing} of {VARIANTS} kinds of attention have not been run yet.**")
+        notes.insert(0, f"**{missing} of {len(variants)} kinds of attention have not been run yet.**")
     return "\n".join(lines) + "\n\n" + " ".join(notes)
 
 

@@ -4,7 +4,8 @@ Three models start from scratch, with a vocabulary of byte pairs that is learnt 
 modelling, BERT for masked language modelling, Marian for German–English translation. FLAN-T5-small is converted, for summaries.
 
 The sizes are what one thread carries when 88 runs have to end in an hour: a `Size` says how many rows of the training set are
-read, and how many of the test set are judged. Both are the first ones of their files, the same for every variant and seed.
+read, and how many of the test set are judged. Both are the first ones of their files, the same for every variant and seed. The
+two `_long` tasks see all rows, eight times as many steps, so that it can be told what more training changes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,12 @@ class LanguageModel(Task):
         return {**metrics, "word_perplexity": metrics["perplexity"] ** self.tokens_a_word}
 
 
+class LongLanguageModel(LanguageModel):
+    """The same, on all of the text."""
+
+    size = replace(LanguageModel.size, rows=None)
+
+
 class MaskedLanguageModel(LanguageModel):
     """The same text, 15 % of it to be guessed, in blocks so short that a small model leaves the words' frequencies behind; the test's
     masks are always the same."""
@@ -318,6 +325,12 @@ class Translation(TextToText):
         return translation_scores(self.generate(model, self.test), self.wanted)
 
 
+class LongTranslation(Translation):
+    """The same, on all pairs, four times each."""
+
+    size = replace(Translation.size, rows=None, epochs=4)
+
+
 class Summarization(Pretrained, TextToText):
     """DialogSum: dialogues of its dev split to train on, those of its test split, with three summaries each, to judge."""
 
@@ -359,4 +372,6 @@ TASKS: dict[str, Callable[..., Task]] = {
     "translation": Translation,
     "mlm": MaskedLanguageModel,
     "summarization": Summarization,
+    "clm_long": LongLanguageModel,
+    "translation_long": LongTranslation,
 }

@@ -34,13 +34,13 @@ def test_the_runs_are_the_curve_that_was_promised() -> None:
     seeds = [run for run in runs if run.seed == 2]
     assert {(run.task, run.variant, run.share) for run in seeds} == {
         (task, variant, share)
-        for task in ("mrpc", "stsb")
-        for variant, share in [("stock", 0), *(("random+salience", share) for share in (75, 90, 95))]
+        for task in ("cola", "mrpc", "stsb", "rte")
+        for variant, share in [("stock", 0), *(("random+salience", share) for share in (50, 75, 90, 95))]
     }
     assert {run.share for run in runs if run.by == "layers"} == {25, 50, 75}  # of six layers 90 % are all
 
 
-def test_a_run_has_three_points_and_none_is_measured_twice(
+def test_a_run_has_its_points_and_none_is_measured_twice(
     tiny: list[str],  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -55,9 +55,9 @@ def test_a_run_has_three_points_and_none_is_measured_twice(
     results = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "heads").glob("*.json")}
     name = "sst2-random+salience-50-{}-seed0"
     assert set(results) == {"sst2-stock-seed0", name.format("heads"), name.format("layers")}
-    assert set(results["sst2-stock-seed0"]["points"]) == {"closed", "finetuned"}
-    for by in ("heads", "layers"):
-        assert list(results[name.format(by)]["points"]) == ["closed", "transfer", "finetuned"]
+    assert set(results["sst2-stock-seed0"]["points"]) == {"closed", "finetuned", "epoch"}
+    assert list(results[name.format("heads")]["points"]) == ["closed", "transfer", "finetuned", "epoch"]
+    assert list(results[name.format("layers")]["points"]) == ["closed", "transfer", "finetuned"]
     some = results[name.format("heads")]
     assert sum(map(len, some["layers"].values())) == 3 and 0.5 < some["cache_share"] < 1
     assert some["points"]["transfer"]["transfer_steps"] == 1

@@ -111,7 +111,10 @@ class Backward {
         multiply(all_rows, size, deep_rank_, query_, deep_rank_, keys_across_ + first * deep_rank_, ld, weights_, KEYS, false);
       multiply(all_rows, size, deep_width_, gradient_, deep_width_, values_across_ + first * deep_width_, ld, logits_, KEYS,
                false);
-      for (int64_t row = 0; row < rows; ++row) row_of_gradients(item, batch, first_query, row, first, count, size);
+      for (int64_t row = 0; row < rows; ++row) {
+        fetch_ahead(problem_, batch, item.head, first_query, row, rows, first, end);
+        row_of_gradients(item, batch, first_query, row, first, count, size);
+      }
       lay_pairs(rows, all_rows, size);
       multiply(width, size, all_rows, gradient_across_, QUERIES, weight_pairs_, KEYS, value_sums_ + first * width, ld, true);
       if (rank_) {

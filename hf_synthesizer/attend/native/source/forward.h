@@ -112,7 +112,10 @@ class Forward {
       const int64_t count = std::min(here, end - first), size = round_up(count, STEP);
       if (problem_.rank)
         multiply(all_rows, size, rank_, query_, rank_, keys_ + (place + first) * rank_, ld, logits_, KEYS, false);
-      for (int64_t row = 0; row < rows; ++row) weigh(item, batch, first_query, row, first, count, size);
+      for (int64_t row = 0; row < rows; ++row) {
+        fetch_ahead(problem_, batch, item.head, first_query, row, rows, first, end);
+        weigh(item, batch, first_query, row, first, count, size);
+      }
       multiply(all_rows, width, size, weights_, KEYS, values_ + (place + first) * width, width, summed_, width, true);
     }
     for (int64_t row = 0; row < rows; ++row)

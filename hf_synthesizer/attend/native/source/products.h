@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t QUERIES = 64;  // of a tile
 constexpr int64_t KEYS = 512;    // of a tile, at most
+constexpr int64_t AHEAD = 4;     // rows, of which tables are asked for before they are read
 constexpr int64_t STEP = 32;     // tiles have a multiple of so many keys, and so few shapes
 
 typedef void (*FloatProduct)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, const float*, const float*,

@@ -78,9 +78,13 @@ inline void hide(float* row, const uint8_t* keep, int64_t count) {
 
 // The logits of a query for the keys first … first + count, of which it sees the first `seen`; `row` holds its low-rank terms
 // where there are any. Returns where they stand; behind those that are seen it is hidden up to `size`.
-inline float* logits_of(const Problem& problem, RowSpace& space, float* row, int64_t batch, int64_t head, int64_t query,
-                        int64_t first, int64_t seen, int64_t size) {
+inline const float* logits_of(const Problem& problem, RowSpace& space, float* row, int64_t batch, int64_t head,
+                              int64_t query, int64_t first, int64_t seen, int64_t size) {
   bool fresh = problem.rank == 0;
+  const Added& alone = problem.added[0];
+  if (fresh && problem.addeds == 1 && !problem.outers && !alone.weight && alone.tensor.kind == FLOAT32 && !problem.keep.data &&
+      seen == size)
+    return at<float>(alone.tensor, batch, head, query) + first;  // nothing is to be added to it
   for (int64_t n = 0; n < problem.outers && seen > 0; ++n) {
     float* made = outer_product(space.made, space.inner[n], space.outer[n], problem.outer[n].a, first, seen);
     if (fresh && problem.outers == 1)
@@ -98,6 +102,24 @@ inline float* logits_of(const Problem& problem, RowSpace& space, float* row, int
   if (problem.keep.data) hide(row, at<uint8_t>(problem.keep, batch, head, query) + first, seen);
   for (int64_t column = seen; column < size; ++column) row[column] = HIDDEN;
   return row;
+}
+
+// GCC takes a function that does nothing else than `__builtin_prefetch` for one without an effect, and drops its calls.
+inline void fetch_line(const void* place) { asm volatile("prefetcht0 %0" : : "m"(*(const char*)place)); }
+
+// Ask the memory for what tables hold of the row that comes AHEAD rows after `row`; behind the last one of a tile, that is a row
+// of the next KEYS keys.
+inline void fetch_ahead(const Problem& problem, int64_t batch, int64_t head, int64_t first_query, int64_t row, int64_t rows,
+                        int64_t first, int64_t end) {
+  const int64_t query = first_query + (row + AHEAD) % rows, from_key = row + AHEAD < rows ? first : first + KEYS;
+  for (int64_t n = 0; n < problem.addeds; ++n) {
+    const Tensor& table = problem.added[n].tensor;
+    if (!table.row) continue;
+    of_kind(table, batch, head, query, [&](auto* from) {
+      const int64_t line = 64 / sizeof *from;
+      for (int64_t key = from_key; key < std::min(from_key + KEYS, end); key += line) fetch_line(from + key);
+    });
+  }
 }
 
 // How many of the keys first … first + count a query sees.

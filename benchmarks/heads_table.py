@@ -42,11 +42,29 @@ LAYER_SHARES = (25, 50, 75)
 WANTED = {50: 0.995, 75: 0.99, 90: 0.98, 95: 0.97}
 """What was asked for before anything was measured: of stock's score, on the mean of the five tasks."""
 WANTED_OF_STSB = {90: 0.96}
-POINTS = {"closed": "closed form alone", "transfer": "after transfer", "finetuned": "fine-tuned"}
+POINTS = {
+    "closed": "closed form alone",
+    "transfer": "after transfer",
+    "finetuned": "fine-tuned on 1,024 rows",
+    "epoch": "fine-tuned for an epoch",
+}
+TRAINED = ("finetuned", "epoch")
+"""Points that are compared with stock after the same fine-tuning."""
+EPOCH_LINE, EPOCH_SHARES = ("random+salience", "heads"), (50, 75, 90, 95)
+"""What was fine-tuned for an epoch."""
 LINES = (("random", "heads"), ("random+salience", "heads"), ("dense+salience", "heads"), ("random+salience", "layers"))
 PUBLISHED = {50: 100.0, 100: 92.0}
 """PAPA (Hassid et al. 2022), other models and tasks: with half of all heads constant nearly nothing is lost (no figure is given
 here, so it is drawn at 100 %), and with all of them 8 % on the mean of six tasks."""
+
+KEPT = (
+    ("random", "heads", "closed"),
+    ("random+salience", "heads", "closed"),
+    ("dense+salience", "heads", "closed"),
+    ("random+salience", "heads", "epoch"),
+    ("random+salience", "layers", "closed"),
+)
+"""What the README shows of it."""
 
 Results = list[dict[str, Any]]
 
@@ -59,7 +77,7 @@ def read(folder: Path) -> Results:
 def relative(row: dict[str, Any], point: str, results: Results) -> float | None:
     """A point's score as a share of stock's on the same task and seed, as often and on as many rows fine-tuned."""
     stock = [r for r in results if r["share"] == 0 and (r["task"], r["seed"]) == (row["task"], row["seed"])]
-    other = stock[0]["points"].get("finetuned" if point == "finetuned" else "closed") if stock else None
+    other = stock[0]["points"].get(point if point in TRAINED else "closed") if stock else None
     own = row["points"].get(point)
     return own["score"] / other["score"] if own and other else None
 
@@ -89,13 +107,13 @@ def mean_cell(tasks: dict[str, list[float]]) -> str:
     return f"{value:.1%}" + ("" if len(tasks) == len(TASKS) else f" ({', '.join(TASKS[task] for task in tasks)})")
 
 
-def curve(results: Results) -> str:
-    """What is kept, on the mean of the tasks that there are: a line a share, a column a variant, before and after training, where
-    some share has all tasks."""
+def curve(results: Results, chosen: tuple[tuple[str, str, str], ...] | None = None) -> str:
+    """What is kept, on the mean of the tasks that there are: a line a share, a column a variant (the chosen ones), before and after
+    training, where some share has all tasks."""
+    every = tuple((variant, by, point) for variant, by in LINES for point in ("closed", *TRAINED))
     columns = [
         (f"{title(variant, by)}, {POINTS[point]}", variant, by, point)
-        for variant, by in LINES
-        for point in ("closed", "finetuned")
+        for variant, by, point in chosen or every
         if any(len(by_task(results, variant, by, share, point)) == len(TASKS) for share in SHARES)
     ]
     lines = []
@@ -155,7 +173,7 @@ def tasks(results: Results) -> str:
 def stock(results: Results) -> str:
     """The scores that all others are relative to."""
     lines = []
-    for point, name in (("closed", "as it was converted"), ("finetuned", "after the same fine-tuning")):
+    for point, name in (("closed", "as it was converted"), *((point, POINTS[point]) for point in TRAINED)):
         cells = []
         for task in TASKS:
             rows = [r for r in results if r["share"] == 0 and r["task"] == task and point in r["points"]]
@@ -174,6 +192,8 @@ def missing(results: Results) -> str:
             cells = []
             for task in TASKS:
                 needed = SHARES if by == "heads" else LAYER_SHARES
+                if point == "epoch":
+                    needed = EPOCH_SHARES if (variant, by) == EPOCH_LINE else ()
                 shares = [share for share in needed if (task, variant, by, share, 0, point) not in there]
                 cells.append(", ".join(map(str, shares)) or "none")
             if any(cell != "none" for cell in cells):
@@ -234,10 +254,11 @@ def plot(results: Results, path: Path) -> None:
     """Quality against the share of synthesized heads, on the mean of all tasks; the published points are drawn as such."""
     titles = {
         "closed": "closed form alone: nothing was trained",
-        "finetuned": "after transfer and fine-tuning on a few rows",
+        "finetuned": "after transfer and 1,024 rows of fine-tuning",
+        "epoch": "after transfer and an epoch of fine-tuning",
     }
     points = [point for point in titles if any(row["share"] and point in row["points"] for row in results)]
-    figure = Figure((1.5 + 4.5 * len(points), 3.8), layout="constrained")
+    figure = Figure((1.5 + 4.2 * len(points), 3.8), layout="constrained")
     axes = figure.subplots(1, len(points), sharey=True, squeeze=False)[0]
     colours = {"random": "#0072b2", "random+salience": "#d55e00", "dense+salience": "#009e73"}
     for point, axis in zip(points, axes, strict=True):
@@ -279,6 +300,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"There are no results in {arguments.results}: run benchmarks/heads.py first.")
     makers = {
         "heads-curve": lambda: curve(results),
+        "heads-kept": lambda: curve(results, KEPT),
         "heads-bars": lambda: bars(results),
         "heads-tasks": lambda: tasks(results),
         "heads-stock": lambda: stock(results),

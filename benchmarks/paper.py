@@ -51,7 +51,7 @@ LONG = {
     "clm_long": (*IN_LITERATURE, "factorized_random", "dense+dot_product"),
     "translation_long": (*IN_LITERATURE, "fixed_random", "random+dense"),
 }
-"""What is trained eight times as long: the variants that the literature has a figure of."""
+"""What is trained six to eight times as long: the variants that the literature has a figure of."""
 SEEDS = {"mlm": (0,), "summarization": (0,)}
 """Of the tasks that have fewer than three."""
 

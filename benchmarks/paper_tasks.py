@@ -5,7 +5,7 @@ modelling, BERT for masked language modelling, Marian for German–English trans
 
 The sizes are what one thread carries when 88 runs have to end in an hour: a `Size` says how many rows of the training set are
 read, and how many of the test set are judged. Both are the first ones of their files, the same for every variant and seed. The
-two `_long` tasks see all rows, eight times as many steps, so that it can be told what more training changes.
+two `_long` tasks see all rows, six to eight times as many steps, so that it can be told what more training changes.
 """
 
 from __future__ import annotations
@@ -326,9 +326,9 @@ class Translation(TextToText):
 
 
 class LongTranslation(Translation):
-    """The same, on all pairs, four times each."""
+    """The same, on all pairs, three times each."""
 
-    size = replace(Translation.size, rows=None, epochs=4)
+    size = replace(Translation.size, rows=None, epochs=3)
 
 
 class Summarization(Pretrained, TextToText):

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable
 
+import attention_bars
 import attention_tables
 import coverage_table
 import covered_lines
@@ -259,6 +260,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for made in (
         attention_tables.speed,
         attention_tables.account,
+        attention_bars.bars,
         attention_tables.held_down,
         attention_tables.slowest,
         startup,

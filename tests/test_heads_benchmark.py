@@ -149,11 +149,14 @@ def test_the_curve_is_relative_to_stock_fine_tuned_as_often(tmp_path: Path) -> N
         result("mrpc", "random", 90, closed=0.8, finetuned=1),
     ]
     assert table.curve([*results[:-1], *whole]).splitlines() == [
-        "| heads synthesized | `random`, closed form alone | `random`, fine-tuned | cache, to stock |",
+        "| heads synthesized | `random`, closed form alone | `random`, fine-tuned on 1,024 rows | cache, to stock |",
         "|---|---:|---:|---:|",
         "| 50 % | 87.5% (MRPC, STS-B) | 90.0% (MRPC) | 0.75 |",
         "| 90 % | 88.0% | 88.0% | 0.55 |",
     ]
+    assert table.curve([*results[:-1], *whole], (("random", "heads", "closed"),)).splitlines()[0] == (
+        "| heads synthesized | `random`, closed form alone | cache, to stock |"
+    )
     assert "| `random` | closed form alone | 50 % |  |  | 95.0% ± 7.1 | 80.0% |  |" in table.tasks(results)
     assert "| `random` | closed form alone | 25, 50, 75, 90, 95, 100 |" in table.missing(results)
     assert "| as it was converted |  |  | 65.0 | 50.0 |  |" in table.stock(results)
@@ -166,7 +169,7 @@ def test_bars_are_judged_on_all_tasks_and_say_by_how_much_they_are_missed() -> N
     results += [result(task, "random", 90, closed=0.8, finetuned=0.72) for task in table.TASKS]
     results += [result("mrpc", "random", 50, closed=0.8)]  # one task is no mean of five
     lines = table.bars(results).splitlines()
-    assert lines[0] == "| heads | asked for | `random`, closed form alone | `random`, fine-tuned |"
+    assert lines[0] == "| heads | asked for | `random`, closed form alone | `random`, fine-tuned on 1,024 rows |"
     assert "| 50 %, five tasks | 99.5% |  |  |" in lines
     assert "| 90 %, five tasks | 98.0% | 100.0% | 90.0% (−8.0) |" in lines
     assert "| 90 %, STS-B | 96.0% | 100.0% | 90.0% (−6.0) |" in lines

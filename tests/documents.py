@@ -18,7 +18,14 @@ DOCUMENTS = {
     for path in (
         *(
             ROOT / name
-            for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+            for name in (
+                "README.md",
+                "CONTRIBUTING.md",
+                "CHANGELOG.md",
+                "SECURITY.md",
+                "CODE_OF_CONDUCT.md",
+                "benchmarks/README.md",
+            )
         ),
         *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED),
     )

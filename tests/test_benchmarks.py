@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -264,6 +265,30 @@ def test_the_documents_say_what_the_results_say(benchmarks: Any) -> None:
         text = document.read_text(encoding="utf-8")
         assert tables.PLACE.search(text), f"{document.name} has no table"
         assert tables.with_tables(text) == text, f"{document.name}: run python benchmarks/tables.py"
+
+
+def test_what_is_missed_of_what_was_asked_is_bold(benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = benchmarks("attention_bars")
+    here = {"cpu": "A", "held_to": "", "mode": "inference", "padding": "none", "dtype": "float32", "dropout": "0.0"}
+    here |= {"length": "512", "batch_size": "8", "status": "ok", "same_library_speedup": "1.06"}
+    rows = [
+        {**here, "variant": name, "share_of_floor": share} for name, share in (("random", "0.915"), ("dense", "2"))
+    ]
+    ragged = [{**row, "padding": "ragged", "same_library_speedup": "0.94"} for row in rows]
+    monkeypatch.setattr(bars, "attention_rows", lambda: rows + ragged)
+    monkeypatch.setattr(bars, "provenance", lambda rows: f"{len(rows)} cells")
+    lines = {line.split(" | ")[0]: line.split(" | ")[3] for line in bars.bars().splitlines() if line.startswith("| `")}
+    assert lines == {
+        "| `random`": "0.92 / 0.92",  # of the floor, as it is written
+        "| `dense`": "1.06 / 1.05",  # to stock
+        "| `random`, ragged": "0.92 / 0.83",
+        "| `dense`, ragged": "**0.94 / 0.95**",
+    }
+
+
+def test_every_script_of_the_benchmarks_is_in_their_list() -> None:
+    named = set(re.findall(r"`(\w+\.py)`", (BENCHMARKS / "README.md").read_text(encoding="utf-8")))
+    assert named == {path.name for path in BENCHMARKS.glob("*.py")}
 
 
 def test_the_plots_are_drawn_from_the_results(benchmarks: Any, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ LONG = {
     "translation_long": (*IN_LITERATURE, "fixed_random", "random+dense"),
 }
 """What is trained six to eight times as long: the variants that the literature has a figure of."""
-SEEDS = {"mlm": (0,), "summarization": (0,)}
+SEEDS = {"mlm": (0,), "summarization": (0,), "clm_long": (0, 1), "translation_long": (0, 1)}
 """Of the tasks that have fewer than three."""
 
 

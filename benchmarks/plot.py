@@ -20,6 +20,8 @@ SPEED = ("same_library_speedup", "times as fast as stock SDPA, same library")
 
 FEW = ("stock sdpa", "floor", "random", "dense", "factorized_dense", "dense+salience", "random+dot_product")
 """What the README shows of all lines."""
+BATCH_SIZES = {"64": "8", "128": "8", "512": "8", "1024": "8", "2048": "2", "4096": "1"}
+"""Of the plots of speed, as the documents say; between larger and smaller batches a line would mean nothing."""
 
 
 def here(rows: list[Row]) -> list[Row]:
@@ -52,7 +54,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     folder = parser.parse_args(argv).results
     for file, (column, label) in (("attention", SPEED), ("memory", MEMORY)):
-        for name, variants in curves(here(read(folder / f"{file}.csv")), column):
+        rows = here(read(folder / f"{file}.csv"))
+        if file == "attention":
+            rows = [row for row in rows if BATCH_SIZES.get(row["length"]) == row["batch_size"]]
+        for name, variants in curves(rows, column):
             kind = "speed" if file == "attention" else "memory"
             if (kind, name) == ("speed", "inference-none-float32"):
                 few = {variant: variants[variant] for variant in FEW if variant in variants}

@@ -220,7 +220,8 @@ def provenance(results: Results) -> str:
 
 
 def speed(folder: Path) -> str:
-    """One attention block: the median over fresh processes, with their range, where there are several."""
+    """One attention block, relative to stock through the same library: the median over fresh processes, with their range, where there
+    are several."""
     found: dict[tuple[str, str, str], dict[str, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
     rows = []
     for path in sorted(folder.glob("*.csv")):
@@ -233,7 +234,7 @@ def speed(folder: Path) -> str:
         whole = [float(row["median_ms"]) for row in variants["random"]]
         cells = [mode, length, size, str(len(whole))]
         for name in ("random", "random [50% of heads]", "random [90% of heads]"):
-            cells.append(spread([float(row["speedup"]) for row in variants[name]]))
+            cells.append(spread([float(row["same_library_speedup"]) for row in variants[name]]))
         some = [float(row["median_ms"]) for row in variants["random [90% of heads]"]]
         cells.append(spread([all_ms / own for all_ms, own in zip(whole, some, strict=True)]))
         lines.append(cells)

@@ -70,8 +70,8 @@ SEED_TASKS = ("cola", "stsb", "mrpc", "rte")
 SEED_SHARES = (0, 50, 75, 90, 95)
 SEED_VARIANT = "random+salience"
 """What is run with three seeds: the shares that something was asked of, where a seed moves the score."""
-EPOCH_VARIANT = SEED_VARIANT
-"""What is also fine-tuned on all rows, at the same shares."""
+EPOCH_VARIANT, EPOCH_SHARES = SEED_VARIANT, (*SEED_SHARES, 100)
+"""What is also fine-tuned on all rows."""
 AVERAGED = 1_024
 """Training rows that closed forms are made of."""
 MEASURED = 256
@@ -113,7 +113,9 @@ class Run:
     def missing(self, points: list[str]) -> list[str]:
         """The points that are wanted and not there; the baseline has no transfer."""
         there = {*self.read().get("points", {}), *(["transfer"] if self.share == 0 else [])}
-        epoch = self.share == 0 or (self.variant == EPOCH_VARIANT and self.by == "heads" and self.share in SEED_SHARES)
+        epoch = self.share == 0 or (
+            self.variant == EPOCH_VARIANT and self.by == "heads" and self.share in EPOCH_SHARES
+        )
         return [point for point in points if point not in there and (epoch or point != "epoch")]
 
 

@@ -50,7 +50,7 @@ POINTS = {
 }
 TRAINED = ("finetuned", "epoch")
 """Points that are compared with stock after the same fine-tuning."""
-EPOCH_LINE, EPOCH_SHARES = ("random+salience", "heads"), (50, 75, 90, 95)
+EPOCH_LINE, EPOCH_SHARES = ("random+salience", "heads"), (50, 75, 90, 95, 100)
 """What was fine-tuned for an epoch."""
 LINES = (("random", "heads"), ("random+salience", "heads"), ("dense+salience", "heads"), ("random+salience", "layers"))
 PUBLISHED = {50: 100.0, 100: 92.0}

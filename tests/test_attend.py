@@ -99,15 +99,19 @@ def test_the_rules_by_which_a_route_is_chosen_without_native_kernels(
     assert choose_route(Terms.of(logits, made), torch.randn(2, 2, length, 4), made, dropout) == route
 
 
-def test_training_on_few_tokens_leaves_tables_to_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def route(rows: int) -> str:
-        logits, value = make_form("static", rows, 2, 8, 8, torch.float32), torch.randn(rows, 2, 8, 4)
+def test_training_leaves_tables_to_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for whole ones of bfloat16 and more than a few tokens."""
+
+    def route(rows: int, dtype: torch.dtype = torch.float32, form: str = "static") -> str:
+        logits, value = make_form(form, rows, 2, 8, 8, dtype), torch.randn(rows, 2, 8, 4, dtype=dtype)
         return choose_route(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.0)
 
     monkeypatch.setattr(static, "FEW_TOKENS", 16)
     with monkeypatch.context() as patch:
         patch.setattr(native, "serves", lambda *_: True)
-        assert [route(rows) for rows in (2, 3)] == ["native", "static"]
+        assert [route(rows) for rows in (2, 3)] == ["native", "native"]
+        assert [route(rows, torch.bfloat16) for rows in (2, 3)] == ["native", "static"]
+        assert route(3, torch.bfloat16, "static_product") == "native"
         with torch.no_grad():
             assert route(2) == "static"
     monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")

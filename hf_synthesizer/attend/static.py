@@ -25,7 +25,7 @@ from .terms import StaticTerm, Terms, static_terms
 
 # exp(−60) / L is far above the smallest normal float32: no denominator can underflow.
 MAX_RANGE = 60.0
-FEW_TOKENS = 1024  # of the whole batch, up to which the native kernels train in less time
+FEW_TOKENS = 1024  # of the whole batch, up to which the native kernels train whole tables of bfloat16 in less time
 _ROWS = 512  # of a tile of weights, which has to stay in the cache
 
 
@@ -34,7 +34,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 
     Dropout draws other weights for each row of the batch. A table or a salience that spans more than e⁶⁰ is left to a
     route that looks at each row's maximum. So is, on another device than a processor, whatever would have to be measured
-    anew each time, and a table that nobody has measured yet. Training on few tokens is left to the native kernels.
+    anew each time, and a table that nobody has measured yet. Training is left to the native kernels where they are as fast.
     """
     if dropout or isinstance(mask.causal_offset, torch.Tensor):
         return False
@@ -44,7 +44,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if terms.weights is not None and mask.causal_offset is not None and not terms.weights.causal:
         return False
-    if _trains_on_few(terms, value) and native.serves(terms, value, mask, dropout):
+    if _trains(terms, value) and not _has_dear_gradient(terms, value) and native.serves(terms, value, mask, dropout):
         return False
     plain = mask.keep is None and terms.key_bias is None
     if value.dtype == torch.float16 and (not plain or on_processor(value.device)):
@@ -56,12 +56,19 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     return _range(terms, mask) <= MAX_RANGE
 
 
-def _trains_on_few(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether a gradient is wanted for so few tokens that the calls cost more than the numbers: one native pass is shorter."""
-    if not torch.is_grad_enabled() or value.shape[0] * value.shape[-2] > FEW_TOKENS:
+def _trains(terms: Terms, value: torch.Tensor) -> bool:
+    """Whether a gradient is wanted of anything but a product with weights that are known."""
+    if not torch.is_grad_enabled() or terms.weights is not None:
         return False
     tensors = [value, terms.key_bias, *(tensor for term in terms.static for tensor in term)]
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _has_dear_gradient(terms: Terms, value: torch.Tensor) -> bool:
+    """Whether the native kernels would make a gradient as large as a table in float32, for one that is smaller."""
+    tables = [term.table for term in terms.static if term.keys is None and term.table.requires_grad]
+    few = value.shape[0] * value.shape[-2] <= FEW_TOKENS
+    return not few and any(table.dtype != torch.float32 for table in tables)
 
 
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:

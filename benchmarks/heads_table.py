@@ -281,7 +281,7 @@ def plot(results: Results, path: Path) -> None:
         axis.set_xlabel("heads that compare no tokens, %")
         axis.set_xticks([0, *SHARES])
         axis.tick_params(axis="x", labelsize=7)  # 90, 95 and 100 are near each other
-        axis.set_ylim(60, 104)
+        axis.set_ylim(60, 107)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7, loc="lower left")
     axes[0].set_ylabel("score, % of stock's (below 60 not drawn)")

@@ -141,7 +141,7 @@ def bars(results: Results) -> str:
             found = by_task(results, variant, "heads", share, point)
             complete = all(task in found for task in tasks)
             value = statistics.mean(statistics.mean(found[task]) for task in tasks) if complete else None
-            missed = "" if value is None or bar is None or value >= bar else f" (−{100 * (bar - value):.1f})"
+            missed = "" if value is None or bar is None or round(value, 3) >= bar else f" (−{100 * (bar - value):.1f})"
             cells.append("" if value is None else f"{value:.1%}{missed}")
         lines.append([f"{share} %, {name}", "" if bar is None else f"{bar:.1%}", *cells])
     used = [number for number in range(len(columns)) if any(line[2 + number] for line in lines)]

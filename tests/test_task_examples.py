@@ -133,20 +133,38 @@ def test_a_resumed_translation_ends_where_an_uninterrupted_one_does(folder: Path
 # ---- summarisation ----------------------------------------------------------------------------------------------
 
 
-def test_summarisation_scores_as_rouge_score_does(folder: Path, tmp_path: Path) -> None:
+def summarising(folder: Path, output: Path, *more: str) -> list[str]:
     flags = [
         f"--model_name_or_path={folder / 'bart'}",
         f"--dataset_name={folder / 'summ'}",
         "--variant=random+salience",
     ]
-    flags += [f"--output_dir={tmp_path}", "--max_source_length=24", "--max_target_length=10", "--transfer_steps=3"]
-    metrics = summarization.main([*flags, "--do_train", "--do_eval", "--do_predict", "--num_train_epochs=1", *QUIET])
+    flags += [f"--output_dir={output}", "--max_source_length=24", "--max_target_length=10", "--transfer_steps=3"]
+    return [*flags, "--do_train", "--do_eval", *more, *QUIET]
+
+
+def test_summarisation_scores_as_rouge_score_does(folder: Path, tmp_path: Path) -> None:
+    metrics = summarization.main(summarising(folder, tmp_path, "--do_predict", "--num_train_epochs=1"))
     found = (tmp_path / "generated_predictions.txt").read_text().splitlines()
     wanted = [json.loads(line)["summary"] for line in (folder / "summ" / "test.jsonl").read_text().splitlines()]
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=True)
     for kind in scorer.rouge_types:
         scores = [scorer.score(text, guess)[kind].fmeasure for text, guess in zip(wanted, found, strict=True)]
         assert metrics[f"predict_{kind}"] == pytest.approx(100 * sum(scores) / len(scores))
+
+
+def test_a_resumed_summarisation_ends_where_an_uninterrupted_one_does(folder: Path, tmp_path: Path) -> None:
+    def run(name: str) -> dict[str, float]:
+        more = ["--save_strategy=steps", "--save_steps=2", "--num_train_epochs=2"]
+        return summarization.main(summarising(folder, tmp_path / name, *more))
+
+    whole = run("whole")
+    (tmp_path / "parts").mkdir()
+    for name in ("checkpoint-2", "transfer"):
+        (tmp_path / "whole" / name).rename(tmp_path / "parts" / name)
+    parts = run("parts")
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    assert parts["eval_rougeL"] == pytest.approx(whole["eval_rougeL"])
 
 
 # ---- language models --------------------------------------------------------------------------------------------

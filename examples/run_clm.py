@@ -14,11 +14,10 @@ import sys
 
 from transformers import TrainingArguments
 
-from hf_synthesizer import SynthesizerError
 from hf_synthesizer.tasks.conversion import ConversionArguments
 from hf_synthesizer.tasks.language_modeling import LanguageModelArguments, run
 from hf_synthesizer.tasks.model import TextModelArguments
-from hf_synthesizer.tasks.training import parse
+from hf_synthesizer.tasks.training import parse, run_script
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
@@ -28,7 +27,4 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SynthesizerError as error:
-        raise SystemExit(f"error: {error}") from None
+    run_script(main)

@@ -16,7 +16,6 @@ from functools import partial
 
 from transformers import AutoModelForCausalLM, DataCollatorForSeq2Seq, Trainer, TrainingArguments, set_seed
 
-from hf_synthesizer import SynthesizerError
 from hf_synthesizer.tasks.conversion import ConversionArguments, require_weights
 from hf_synthesizer.tasks.files import load_splits, require_splits
 from hf_synthesizer.tasks.generated import reply_scores
@@ -34,6 +33,7 @@ from hf_synthesizer.tasks.training import (
     evaluate,
     keep,
     parse,
+    run_script,
     train,
     transfer_batches,
     write_lines,
@@ -115,7 +115,4 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SynthesizerError as error:
-        raise SystemExit(f"error: {error}") from None
+    run_script(main)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import sys
 
-from hf_synthesizer import SynthesizerError
 from hf_synthesizer.glue.conversion import ConversionArguments
 from hf_synthesizer.glue.data import DataArguments
 from hf_synthesizer.glue.model import ModelArguments
 from hf_synthesizer.glue.run import GlueTrainingArguments, run
-from hf_synthesizer.tasks.training import parse
+from hf_synthesizer.tasks.training import parse, run_script
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
@@ -24,7 +23,4 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SynthesizerError as error:
-        raise SystemExit(f"error: {error}") from None
+    run_script(main)

@@ -14,14 +14,13 @@ from typing import Any
 
 from datasets import Dataset
 
-from hf_synthesizer import SynthesizerError
 from hf_synthesizer.errors import DataError
 from hf_synthesizer.tasks.conversion import ConversionArguments
 from hf_synthesizer.tasks.files import load_splits
 from hf_synthesizer.tasks.generated import translation_scores
 from hf_synthesizer.tasks.model import TextModelArguments
 from hf_synthesizer.tasks.text_to_text import TextToTextArguments, TextToTextTrainingArguments, checked, run
-from hf_synthesizer.tasks.training import parse
+from hf_synthesizer.tasks.training import parse, run_script
 
 
 @dataclass
@@ -64,7 +63,4 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SynthesizerError as error:
-        raise SystemExit(f"error: {error}") from None
+    run_script(main)

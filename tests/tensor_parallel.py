@@ -34,6 +34,8 @@ def main(folder: str) -> None:
     if dist.get_rank() == 0:
         result = {"loss": loss.detach(), "gradients": gradients, "generated": generated, "refusal": refusal}
         torch.save(result, f"{folder}/result.pt")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -9,11 +9,29 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch import distributed
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..errors import SynthesizerError
 from .conversion import ConversionArguments, convert
+
+
+def run_script(main: Callable[[], Any]) -> None:
+    """Run a script's `main` as the program that it is, in one process or in each of several.
+
+    A user's mistake is one line. Several processes leave together: one that leaves while a thread of gloo still lets go of
+    the last exchange is aborted by it (`terminate called without an active exception`). After a failure nothing is waited
+    for, because the others may be anywhere.
+    """
+    try:
+        main()
+    except SynthesizerError as error:
+        raise SystemExit(f"error: {error}") from None
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.barrier()
+        distributed.destroy_process_group()
 
 
 def parse(classes: tuple[Any, ...], argv: list[str]) -> tuple[Any, ...]:

@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, Llam
 
 from hf_synthesizer import SynthesizerConfig, patch_model
 from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.tasks.training import leave_together
 
 RESULT = RESULTS / "settings.csv"
 SETTINGS = {
@@ -173,8 +174,7 @@ def main() -> None:
         losses = run(options.settings[0], ids)
         if int(os.environ["RANK"]) == 0:
             Path(options.worker).write_text(json.dumps(losses))
-        dist.barrier()
-        dist.destroy_process_group()
+        leave_together()
         return
     rows = {row["setting"]: row for row in csv.DictReader(RESULT.open())} if RESULT.exists() else {}
     for setting in options.settings:

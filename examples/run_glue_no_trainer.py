@@ -35,6 +35,7 @@ from hf_synthesizer.glue.tasks import Task
 from hf_synthesizer.glue.variation import Rows
 from hf_synthesizer.tasks.conversion import convert
 from hf_synthesizer.tasks.model import load_tokenizer
+from hf_synthesizer.tasks.training import leave_together
 
 logger = logging.get_logger(__name__)
 
@@ -147,7 +148,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     metrics = {}
     if accelerator.is_main_process:
         metrics = json.loads((Path(loop.output_dir) / "all_results.json").read_text())
-    accelerator.wait_for_everyone()  # a process that leaves in the middle of another's last exchange hangs over gloo
+    leave_together()
     accelerator.end_training()
     return metrics
 

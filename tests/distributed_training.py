@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from hf_synthesizer import SynthesizerConfig, patch_model
+from hf_synthesizer.tasks.training import leave_together
 from tests.models import build
 
 SPEC = {0: SynthesizerConfig("random+dot_product"), 1: "factorized_dense+salience"}
@@ -78,9 +79,7 @@ def main(kind: str, folder: str) -> None:
         Path(folder, "result.json").write_text(
             json.dumps({**result, "class": type(model).__name__, "input_ids": ids.tolist()})
         )
-    # A process that leaves while its last gradient's thread still waits for the interpreter's lock would hang (gloo).
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
+    leave_together()
 
 
 if __name__ == "__main__":

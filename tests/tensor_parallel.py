@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_synthesizer
 from hf_synthesizer.errors import UnsupportedModelError
+from hf_synthesizer.tasks.training import leave_together
 
 
 def main(folder: str) -> None:
@@ -34,8 +35,7 @@ def main(folder: str) -> None:
     if dist.get_rank() == 0:
         result = {"loss": loss.detach(), "gradients": gradients, "generated": generated, "refusal": refusal}
         torch.save(result, f"{folder}/result.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_together()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,24 @@ from .conversion import ConversionArguments, convert
 
 
 def run_script(main: Callable[[], Any]) -> None:
-    """Run a script's `main` as the program that it is, in one process or in each of several.
-
-    A user's mistake is one line. Several processes leave together: one that leaves while a thread of gloo still lets go of
-    the last exchange is aborted by it (`terminate called without an active exception`). After a failure nothing is waited
-    for, because the others may be anywhere.
-    """
+    """Run a script's `main` as the program that it is: a user's mistake is one line, several processes leave together."""
     try:
         main()
     except SynthesizerError as error:
         raise SystemExit(f"error: {error}") from None
+    leave_together()
+
+
+def leave_together() -> None:
+    """Wait for all processes of a training that has succeeded, and end their group; a process that is alone goes on.
+
+    A thread of gloo lets go of the last exchange's tensors only with the interpreter's lock. A process that ends before is
+    aborted ("terminate called without an active exception"), and one that frees the group before waits for ever: it holds
+    the lock while it joins the thread. So the lock is left to the thread for a moment.
+    """
     if distributed.is_available() and distributed.is_initialized():
         distributed.barrier()
+        time.sleep(0.1)
         distributed.destroy_process_group()
 
 

@@ -100,7 +100,7 @@ def test_the_rules_by_which_a_route_is_chosen_without_native_kernels(
 
 
 def test_training_leaves_tables_to_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for whole ones of bfloat16 and more than a few tokens."""
+    """But for whole ones of bfloat16, in batches of several rows with more than a few tokens."""
 
     def route(rows: int, dtype: torch.dtype = torch.float32, form: str = "static") -> str:
         logits, value = make_form(form, rows, 2, 8, 8, dtype), torch.randn(rows, 2, 8, 4, dtype=dtype)
@@ -112,6 +112,8 @@ def test_training_leaves_tables_to_the_native_kernels(monkeypatch: pytest.Monkey
         assert [route(rows) for rows in (2, 3)] == ["native", "native"]
         assert [route(rows, torch.bfloat16) for rows in (2, 3)] == ["native", "static"]
         assert route(3, torch.bfloat16, "static_product") == "native"
+        patch.setattr(static, "FEW_TOKENS", 0)
+        assert [route(rows, torch.bfloat16) for rows in (1, 2)] == ["native", "static"]
         with torch.no_grad():
             assert route(2) == "static"
     monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")

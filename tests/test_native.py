@@ -115,6 +115,29 @@ def test_a_sum_of_everything_equals_the_reference(dtype: torch.dtype, shape: tup
         close(native.attend(Terms.of(logits, made), value.transpose(1, 2), made), wanted, TOLERANCE[dtype])
 
 
+@compiled
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_no_query_sees_has_zeros_in_the_gradient_of_a_table(batch: int, dtype: torch.dtype) -> None:
+    """Nobody clears that memory before the kernels write it."""
+    keys = 600
+    table, value = tensor(2, keys, keys, dtype=dtype), tensor(batch, 2, keys, 8, dtype=dtype)
+    mask = make_mask("causal-padding", batch, keys, keys)
+    upstream = torch.randn_like(value)
+    torch.use_deterministic_algorithms(True)  # new memory is full of NaN
+    try:
+        found = native.attend(Terms.of(Static(table), mask), value, mask)
+        made = torch.autograd.grad(found, (table, value), upstream)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    exact = [x.detach().float().requires_grad_() for x in (table, value)]
+    wanted = reference.attend(Static(exact[0]), exact[1], mask)[0]
+    for grad, expected in zip(made, torch.autograd.grad(wanted, exact, upstream.float()), strict=True):
+        assert grad.dtype == dtype
+        close(grad, expected, 10 * TOLERANCE[torch.float32] if dtype == torch.float32 else TOLERANCE[dtype])
+    assert not made[0].triu(1).any()
+
+
 def rebuilt(logits: Logits, exact: dict[int, torch.Tensor], inputs: list[torch.Tensor]) -> Logits:
     """The sum of `everything` of other tensors."""
     weight, table, left, right, query, key, key_bias, inner, outer, salience, explicit = (

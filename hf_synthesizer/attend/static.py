@@ -25,7 +25,7 @@ from .terms import StaticTerm, Terms, static_terms
 
 # exp(−60) / L is far above the smallest normal float32: no denominator can underflow.
 MAX_RANGE = 60.0
-FEW_TOKENS = 1024  # of the whole batch, up to which the native kernels train whole tables of bfloat16 in less time
+FEW_TOKENS = 1024  # of a batch of several rows, up to which the native kernels train bfloat16 tables in less time
 _ROWS = 512  # of a tile of weights, which has to stay in the cache
 
 
@@ -65,9 +65,9 @@ def _trains(terms: Terms, value: torch.Tensor) -> bool:
 
 
 def _has_dear_gradient(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether the native kernels would make a gradient as large as a table in float32, for one that is smaller."""
+    """Whether the native kernels would add up a gradient as large as a table in float32, for one that is smaller."""
     tables = [term.table for term in terms.static if term.keys is None and term.table.requires_grad]
-    few = value.shape[0] * value.shape[-2] <= FEW_TOKENS
+    few = value.shape[0] == 1 or value.shape[0] * value.shape[-2] <= FEW_TOKENS  # nothing is added up for one row
     return not few and any(table.dtype != torch.float32 for table in tables)
 
 

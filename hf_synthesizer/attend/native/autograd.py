@@ -13,7 +13,7 @@ from ...masks import AttentionMask
 from .. import reference
 from ..recorded import gradients
 from .build import Library, library
-from .operands import Plan, Problem, described
+from .operands import KINDS, Plan, Problem, described
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -104,11 +104,13 @@ def backward(
     for number, (place, tensor, weight) in enumerate(plan.added_terms(tensors)):
         term = problem.added[number]
         if needed[place]:
-            apart = tensor.shape[2] > 1  # each part of the queries has rows of its own
+            apart = tensor.shape[2] > 1  # each part of the queries has rows of its own, which the kernels write whole
             rows = 1 if len(tensor) == 1 and apart else batch
-            made = torch.zeros(1 if apart else parts, rows, heads, queries if apart else 1, keys)
+            dtype = tensor.dtype if apart and rows == batch else torch.float32  # that of a sum over the batch
+            make = torch.empty if apart else torch.zeros
+            made = make(1 if apart else parts, rows, heads, queries if apart else 1, keys, dtype=dtype)
             strides = [0 if size == 1 else stride for size, stride in zip(made.shape, made.stride(), strict=True)]
-            term.gradient = made.data_ptr()
+            term.gradient, term.gradient_kind = made.data_ptr(), KINDS[dtype]
             term.gradient_part, term.gradient_batch, term.gradient_head, term.gradient_row = strides[:4]
             kept.append((place, made))
         if weight is not None and needed[place + 1]:

@@ -42,7 +42,7 @@ class Added(ctypes.Structure):
         ("tensor", Tensor),
         ("weight", ctypes.c_void_p),
         ("gradient", ctypes.c_void_p),
-        *((f"gradient_{name}", ctypes.c_int64) for name in ("part", "batch", "head", "row")),
+        *((f"gradient_{name}", ctypes.c_int64) for name in ("kind", "part", "batch", "head", "row")),
         ("weight_gradient", ctypes.c_void_p),
     ]
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "gradients.h"
-#include "items.h"
 
 namespace {
 
@@ -127,6 +126,7 @@ class Backward {
         const int64_t place = (batch * problem_.queries + first_query + row) * problem_.heads + item.head;
         std::memcpy(problem_.query_gradient + place * rank, query_sums_ + row * rank, rank * 4);
       }
+      clear_unseen(problem_, item, batch, first_query + row, seen_of(problem_, first_query + row, 0, all_keys));
       const int64_t number = number_of_row(problem_, batch, item.head, first_query + row);
       for (int64_t n = 0; n < problem_.outers; ++n) {
         const Outer& term = problem_.outer[n];
@@ -213,7 +213,7 @@ class Backward {
       factor_gradients(space_.made, gradient, space_.inner[n], space_.outer[n], term.a, first, seen,
                        inner_[n] + row * wide(term.a), outer_[n] + row * term.b);
     }
-    added_gradients(problem_, gradient, item.part, batch, item.head, query, first, seen);
+    added_gradients(problem_, gradient, item, batch, query, first, seen);
   }
 
   const Problem& problem_;

@@ -1,12 +1,29 @@
 // What the gradient of a row of logits gives to the terms that it was added up from.
 #pragma once
 
-#include "rows.h"
+#if __has_include(<sys/mman.h>)
+#include <sys/mman.h>
+#endif
+
+#include "items.h"
 
 namespace {
 
-inline void add_scaled(float* to, const float* from, float factor, int64_t count) {
-  add_row(to, from, factor, count, false);
+constexpr int64_t LARGE = 1 << 25;  // bytes, from which on memory is new each time it is asked for, and comes in pages
+
+// Asks for large pages for gradients of whole tables, where the system gives them to those who ask: of 4 KB, getting them takes
+// as long as all else.
+inline void ask_for_large_pages(const Problem& problem) {
+#ifdef MADV_HUGEPAGE
+  for (int64_t n = 0; n < problem.addeds; ++n) {
+    const Added& term = problem.added[n];
+    if (!term.gradient || !term.gradient_row) continue;
+    const int64_t rows = (term.gradient_batch ? problem.batch : 1) * problem.heads * problem.queries;
+    const int64_t bytes = rows * problem.keys * (term.gradient_kind == FLOAT32 ? 4 : 2);
+    const uintptr_t start = ((uintptr_t)term.gradient + 4095) / 4096 * 4096;
+    if (bytes >= LARGE) madvise((void*)start, ((uintptr_t)term.gradient + bytes - start) / 4096 * 4096, MADV_HUGEPAGE);
+  }
+#endif
 }
 
 // Gradients of an outer product's factors, from those of the keys first … first + count. `inner` has zeros behind, as has
@@ -30,20 +47,42 @@ inline void factor_gradients(float* space, const float* gradient, const float* i
   }
 }
 
-// Adds a row's gradient to those of all that is added to the logits as it stands.
-inline void added_gradients(const Problem& problem, const float* gradient, int64_t part, int64_t batch, int64_t head,
-                            int64_t query, int64_t first, int64_t seen) {
+// `act` with where a term's gradient of a query's row stands, and whether nothing was written there before.
+template <class Act>
+inline void of_gradient(const Added& term, const Item& item, int64_t batch, int64_t query, Act act) {
+  const int64_t place = item.part * term.gradient_part + batch * term.gradient_batch + item.head * term.gradient_head +
+                        query * term.gradient_row;
+  const bool fresh = term.gradient_row && (term.gradient_batch || batch == item.first_batch);
+  if (term.gradient_kind == FLOAT32)
+    act((float*)term.gradient + place, fresh);
+  else
+    act((Bfloat16*)term.gradient + place, fresh);
+}
+
+// Gives a row's gradient, of the keys first … first + seen, to all that is added to the logits as it stands.
+inline void added_gradients(const Problem& problem, const float* gradient, const Item& item, int64_t batch, int64_t query,
+                            int64_t first, int64_t seen) {
   for (int64_t n = 0; n < problem.addeds; ++n) {
     const Added& term = problem.added[n];
     if (term.weight_gradient)
-      of_kind(term.tensor, batch, head, query, [&](auto* from) {
-        term.weight_gradient[(part * problem.batch + batch) * problem.heads + head] += dot(gradient, from + first, seen);
+      of_kind(term.tensor, batch, item.head, query, [&](auto* from) {
+        term.weight_gradient[(item.part * problem.batch + batch) * problem.heads + item.head] +=
+            dot(gradient, from + first, seen);
       });
     if (term.gradient)
-      add_scaled(term.gradient + part * term.gradient_part + batch * term.gradient_batch + head * term.gradient_head +
-                     query * term.gradient_row + first,
-                 gradient, term.weight ? term.weight[head] : 1.0f, seen);
+      of_gradient(term, item, batch, query, [&](auto* to, bool fresh) {
+        add_row(to + first, gradient, term.weight ? term.weight[item.head] : 1.0f, seen, fresh);
+      });
   }
+}
+
+// Zeros for the keys from `seen` on, which a query does not see, where nothing was written before.
+inline void clear_unseen(const Problem& problem, const Item& item, int64_t batch, int64_t query, int64_t seen) {
+  for (int64_t n = 0; n < problem.addeds; ++n)
+    if (problem.added[n].gradient)
+      of_gradient(problem.added[n], item, batch, query, [&](auto* to, bool fresh) {
+        if (fresh) std::memset(to + seen, 0, (problem.keys - seen) * sizeof *to);
+      });
 }
 
 }  // namespace

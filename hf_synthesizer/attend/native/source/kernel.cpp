@@ -41,6 +41,7 @@ int64_t hf_forward(const Problem* problem) {
 }
 
 int64_t hf_backward(const Problem* problem) {
+  ask_for_large_pages(*problem);
   return problem->bfloat16_products ? share<Backward<Bfloat16>>(*problem) : share<Backward<float>>(*problem);
 }
 

@@ -21,12 +21,13 @@ struct Outer {
 };
 
 // What is added to the logits as it is, times a weight for each head or as it stands. The strides of gradients say which of
-// parts, rows of the batch, heads and queries they tell apart.
+// parts, rows of the batch, heads and queries they tell apart. One that tells queries apart is written by the first row of the
+// batch that it belongs to, whatever was there, and added to by the others; any other comes with zeros.
 struct Added {
   Tensor tensor;
   const float* weight;                                          // (H,) or null
-  float* gradient;                                              // float32, or null
-  int64_t gradient_part, gradient_batch, gradient_head, gradient_row;
+  void* gradient;                                               // or null; bfloat16 only where nothing is added to it
+  int64_t gradient_kind, gradient_part, gradient_batch, gradient_head, gradient_row;
   float* weight_gradient;                                       // (parts, B, H), or null
 };
 

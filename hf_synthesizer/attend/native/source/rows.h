@@ -53,15 +53,15 @@ inline float* outer_product(float* made, const float* inner, const float* outer,
   return made + skipped;
 }
 
-template <class Source>
-inline void add_row(float* to, const Source* from, float weight, int64_t count, bool fresh) {
+template <class Target, class Source>
+inline void add_row(Target* to, const Source* from, float weight, int64_t count, bool fresh) {
   int64_t column = 0;
   if (fresh) {
     for (; column + LANES <= count; column += LANES) store(to + column, load(from + column) * weight);
-    for (; column < count; ++column) to[column] = number(from[column]) * weight;
+    for (; column < count; ++column) put(to + column, number(from[column]) * weight);
   } else {
     for (; column + LANES <= count; column += LANES) store(to + column, load(to + column) + load(from + column) * weight);
-    for (; column < count; ++column) to[column] += number(from[column]) * weight;
+    for (; column < count; ++column) put(to + column, number(to[column]) + number(from[column]) * weight);
   }
 }
 

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t LARGE = 1 << 25;  // bytes, from which on memory is new each time it is asked for, and comes in pages
+constexpr int64_t LARGE = 1 << 27;  // bytes, from which on large pages are worth their clearing
 
 // Asks for large pages for gradients of whole tables, where the system gives them to those who ask: of 4 KB, getting them takes
 // as long as all else.

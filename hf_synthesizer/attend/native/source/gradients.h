@@ -11,15 +11,14 @@ namespace {
 
 constexpr int64_t LARGE = 1 << 27;  // bytes, from which on large pages are worth their clearing
 
-// Asks for large pages for gradients of whole tables, where the system gives them to those who ask: of 4 KB, getting them takes
-// as long as all else.
+// Asks for large pages, where the system gives them to those who ask, for gradients of tables that several rows of the batch
+// go over. For one row, who writes it once, they are dearer to get than small ones as often as cheaper.
 inline void ask_for_large_pages(const Problem& problem) {
 #ifdef MADV_HUGEPAGE
   for (int64_t n = 0; n < problem.addeds; ++n) {
     const Added& term = problem.added[n];
-    if (!term.gradient || !term.gradient_row) continue;
-    const int64_t rows = (term.gradient_batch ? problem.batch : 1) * problem.heads * problem.queries;
-    const int64_t bytes = rows * problem.keys * (term.gradient_kind == FLOAT32 ? 4 : 2);
+    if (!term.gradient || !term.gradient_row || term.gradient_batch || problem.batch == 1) continue;
+    const int64_t bytes = problem.heads * problem.queries * problem.keys * 4;
     const uintptr_t start = ((uintptr_t)term.gradient + 4095) / 4096 * 4096;
     if (bytes >= LARGE) madvise((void*)start, ((uintptr_t)term.gradient + bytes - start) / 4096 * 4096, MADV_HUGEPAGE);
   }

@@ -27,7 +27,6 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_synthesizer import (
-    SynthesizerError,
     attention_page,
     count_parameters,
     patch_model,
@@ -42,6 +41,7 @@ from hf_synthesizer.glue.training import GroupedBatches, examples_per_second, fi
 from hf_synthesizer.glue.variation import special_ids, vary
 from hf_synthesizer.plots import plot_attention, save
 from hf_synthesizer.tasks.model import load_tokenizer
+from hf_synthesizer.tasks.training import run_script
 
 SENTENCES = (
     "A quiet, funny and deeply moving film.",
@@ -270,7 +270,4 @@ def show(table: list[dict[str, Any]], metrics: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SynthesizerError as error:
-        raise SystemExit(f"error: {error}") from None
+    run_script(main)

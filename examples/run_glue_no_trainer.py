@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from tqdm.auto import tqdm
 from transformers import HfArgumentParser, PreTrainedModel, SchedulerType, get_scheduler
 from transformers.utils import logging
 
-from hf_synthesizer import SynthesizerError
 from hf_synthesizer.errors import DataError
 from hf_synthesizer.glue.conversion import ConversionArguments, load_student_and_teacher, transfer_text
 from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
@@ -35,7 +33,7 @@ from hf_synthesizer.glue.tasks import Task
 from hf_synthesizer.glue.variation import Rows
 from hf_synthesizer.tasks.conversion import convert
 from hf_synthesizer.tasks.model import load_tokenizer
-from hf_synthesizer.tasks.training import leave_together
+from hf_synthesizer.tasks.training import leave_together, run_script
 
 logger = logging.get_logger(__name__)
 
@@ -291,7 +289,4 @@ def _steps_of(path: Path, steps_an_epoch: int) -> int | None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except SynthesizerError as error:
-        raise SystemExit(f"error: {error}") from None
+    run_script(main)

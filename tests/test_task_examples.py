@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,17 @@ def assert_same_weights(first: Path, second: Path) -> None:
         torch.testing.assert_close(tensor, models[1][name], rtol=1e-4, atol=1e-6, msg=name)
 
 
+def whole_and_resumed(run: Callable[[str], Any], folder: Path, *begun: str) -> tuple[Any, Any]:
+    """What an uninterrupted run says, and one that begins with what that one had left on its way: both end with the same weights."""
+    whole = run("whole")
+    (folder / "parts").mkdir()
+    for name in begun:
+        (folder / "whole" / name).rename(folder / "parts" / name)
+    parts = run("parts")
+    assert_same_weights(folder / "whole", folder / "parts")
+    return whole, parts
+
+
 # ---- translation ------------------------------------------------------------------------------------------------
 
 
@@ -119,12 +131,7 @@ def test_a_resumed_translation_ends_where_an_uninterrupted_one_does(folder: Path
         more = ["--variant=dense", "--transfer_steps=3", "--save_strategy=steps", "--save_steps=2"]
         return translation.main(translating(folder, tmp_path / name, *more, "--num_train_epochs=2"))
 
-    whole = run("whole")
-    (tmp_path / "parts").mkdir()
-    for name in ("checkpoint-2", "transfer"):
-        (tmp_path / "whole" / name).rename(tmp_path / "parts" / name)
-    parts = run("parts")
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    whole, parts = whole_and_resumed(run, tmp_path, "checkpoint-2", "transfer")
     assert parts["eval_bleu"] == pytest.approx(whole["eval_bleu"]) and parts["eval_loss"] == pytest.approx(
         whole["eval_loss"], abs=1e-5
     )
@@ -158,12 +165,7 @@ def test_a_resumed_summarisation_ends_where_an_uninterrupted_one_does(folder: Pa
         more = ["--save_strategy=steps", "--save_steps=2", "--num_train_epochs=2"]
         return summarization.main(summarising(folder, tmp_path / name, *more))
 
-    whole = run("whole")
-    (tmp_path / "parts").mkdir()
-    for name in ("checkpoint-2", "transfer"):
-        (tmp_path / "whole" / name).rename(tmp_path / "parts" / name)
-    parts = run("parts")
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    whole, parts = whole_and_resumed(run, tmp_path, "checkpoint-2", "transfer")
     assert parts["eval_rougeL"] == pytest.approx(whole["eval_rougeL"])
 
 
@@ -212,11 +214,7 @@ def test_a_resumed_language_model_ends_where_an_uninterrupted_one_does(
         more += ["--streaming"] if streaming else []
         return script.main(modelling(folder, tmp_path / name, *more, "--per_device_train_batch_size=4", model=model))
 
-    whole = run("whole")
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "whole" / "checkpoint-2").rename(tmp_path / "parts" / "checkpoint-2")
-    parts = run("parts")
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    whole, parts = whole_and_resumed(run, tmp_path, "checkpoint-2")
     assert parts["eval_perplexity"] == pytest.approx(whole["eval_perplexity"], rel=1e-4)
 
 
@@ -271,11 +269,7 @@ def test_a_resumed_dialogue_ends_where_an_uninterrupted_one_does(folder: Path, t
         flags += [f"--output_dir={tmp_path / name}", "--max_length=24", "--max_reply_length=8", "--num_train_epochs=2"]
         return dialogue.main([*flags, "--do_train", "--do_eval", "--save_strategy=steps", "--save_steps=2", *QUIET])
 
-    whole = run("whole")
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "whole" / "checkpoint-2").rename(tmp_path / "parts" / "checkpoint-2")
-    parts = run("parts")
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    whole, parts = whole_and_resumed(run, tmp_path, "checkpoint-2")
     assert parts["eval_bleu1"] == pytest.approx(whole["eval_bleu1"])
 
 

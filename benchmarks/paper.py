@@ -49,10 +49,11 @@ VARIANTS = (
 IN_LITERATURE = (STOCK, "random", "dense", "random+dot_product")
 LONG = {
     "clm_long": (*IN_LITERATURE, "factorized_random", "dense+dot_product"),
+    "mlm_long": (*IN_LITERATURE, "factorized_random", "dense+dot_product"),
     "translation_long": (*IN_LITERATURE, "fixed_random", "random+dense"),
 }
 """What is trained six to eight times as long: the variants that the literature has a figure of."""
-SEEDS = {"mlm": (0,), "summarization": (0,), "clm_long": (0, 1), "translation_long": (0, 1)}
+SEEDS = {"mlm": (0,), "mlm_long": (0,), "summarization": (0,), "clm_long": (0, 1), "translation_long": (0, 1)}
 """Of the tasks that have fewer than three."""
 
 

@@ -99,13 +99,14 @@ LITERATURE = {
         },
     ),
 }
-LITERATURE |= {f"{task}_long": LITERATURE[task] for task in ("clm", "translation")}
+LITERATURE |= {f"{task}_long": LITERATURE[task] for task in ("clm", "mlm", "translation")}
 SCORES = {
     "clm": ("perplexity", False),
     "clm_long": ("perplexity", False),
     "translation": ("BLEU", True),
     "translation_long": ("BLEU", True),
     "mlm": ("perplexity", False),
+    "mlm_long": ("perplexity", False),
     "summarization": ("ROUGE-L", True),
 }
 

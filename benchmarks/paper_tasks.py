@@ -5,7 +5,7 @@ modelling, BERT for masked language modelling, Marian for German–English trans
 
 The sizes are what one thread carries when 88 runs have to end in an hour: a `Size` says how many rows of the training set are
 read, and how many of the test set are judged. Both are the first ones of their files, the same for every variant and seed. The
-two `_long` tasks see all rows, six to eight times as many steps, so that it can be told what more training changes.
+three `_long` tasks see all rows, six to eight times as many steps, so that it can be told what more training changes.
 """
 
 from __future__ import annotations
@@ -248,6 +248,12 @@ class MaskedLanguageModel(LanguageModel):
         return metrics
 
 
+class LongMaskedLanguageModel(MaskedLanguageModel):
+    """The same, on all of the text."""
+
+    size = replace(MaskedLanguageModel.size, rows=None)
+
+
 class TextToText(Task):
     """Pairs, generated greedily and scored as they are."""
 
@@ -335,7 +341,7 @@ class Summarization(Pretrained, TextToText):
     """DialogSum: dialogues of its dev split to train on, those of its test split, with three summaries each, to judge."""
 
     score = "rougeL"
-    size = Size(max_length=256, learning_rate=5e-4, rows=120, test_rows=60)
+    size = Size(max_length=256, learning_rate=5e-4, epochs=3, test_rows=200)
     longest = 48
     prefix = "Summarize the dialogue: "
 
@@ -373,5 +379,6 @@ TASKS: dict[str, Callable[..., Task]] = {
     "mlm": MaskedLanguageModel,
     "summarization": Summarization,
     "clm_long": LongLanguageModel,
+    "mlm_long": LongMaskedLanguageModel,
     "translation_long": LongTranslation,
 }

@@ -47,7 +47,7 @@ COSTS = "random"
 """What the costs of heads are measured with: it has a closed form, and `salience` beside rotated queries has none."""
 MEASURED = 32
 """How many rows `suggest_heads` and the closed form look at."""
-STEPS = {"smollm2": 120, "translation": 20, "summarization": 10}
+STEPS = {"smollm2": 600, "translation": 250, "summarization": 150}
 """Of the transfer, all of them end to end: the closed form has done what a few steps layer by layer would do."""
 
 

@@ -16,20 +16,20 @@ class Continuation(Pretrained, LanguageModel):
     """WikiText-2 in windows, the test's first ones judged; perplexity."""
 
     folder, reads = "smollm2", AutoModelForCausalLM
-    size = Size(max_length=128, batch_size=1, rows=400, test_rows=60)
+    size = Size(max_length=256, batch_size=1, rows=1200, test_rows=60)
 
 
 class PretrainedTranslation(Pretrained, Translation):
     """Multi30k, German to English; BLEU on the first rows of test 2016."""
 
     prefix = "translate German to English: "
-    size = Size(batch_size=8, rows=1600, test_rows=100)
+    size = Size(batch_size=8, rows=3200, test_rows=300)
 
 
 class PretrainedSummarization(Summarization):
     """DialogSum; the mean ROUGE-L against three summaries, on the first dialogues of the test split."""
 
-    size = Size(max_length=256, batch_size=2, rows=400, test_rows=40)
+    size = Size(max_length=256, batch_size=2, rows=None, test_rows=100)
 
 
 TASKS: dict[str, Callable[..., Task]] = {

@@ -30,9 +30,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from table_places import write_tables  # noqa: E402
 from table_text import markdown  # noqa: E402
 
+from hf_synthesizer.plots.figures import COLOURS  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
 PROBES = ROOT / "benchmarks" / "results" / "glue_probes.csv"
 DOCUMENTS = tuple(ROOT / "docs" / name for name in ("glue.md", "transfer.md", "sparse.md"))
+PALE = "#c9d6df"
 TASKS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
 Results = list[dict[str, Any]]
 
@@ -194,21 +197,24 @@ def plot(results: Results, path: Path) -> None:
     """With transfer: each variant's mean relative score, and its tasks as dots. Beside it, fresh logits on the same tasks."""
     lines = [(key[0], rows) for key, rows in reversed(in_order(results).items()) if key[1]]
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 0.36 * len(lines) + 1.6), sharey=True, width_ratios=(3, 2))
-    shades = pyplot.get_cmap("Dark2")
     for place, (variant, rows) in enumerate(lines):
-        axes[0].barh(place, 100 * (mean_relative(rows, results) or 0), color="#c9d6df")
+        axes[0].barh(place, 100 * (mean_relative(rows, results) or 0), color=PALE)
         for number, (task, name) in enumerate(TASKS.items()):
             share = mean_relative([row for row in rows if row["task"] == task], results)
             label = name if place == 0 else None
             axes[0].plot(
-                [100 * share] if share else [], [place] if share else [], "o", color=shades(number), label=label
+                [100 * share] if share else [],
+                [place] if share else [],
+                "osD^v"[number],
+                color=COLOURS[number],
+                label=label,
             )
         both, with_transfer, fresh = against_fresh(variant, results)
         if both:
             axes[1].barh(
-                place + 0.2, 100 * with_transfer, 0.4, color="#2f6f9f", label="transfer" if place == 0 else None
+                place + 0.2, 100 * with_transfer, 0.4, color=COLOURS[0], label="transfer" if place == 0 else None
             )
-            axes[1].barh(place - 0.2, 100 * fresh, 0.4, color="#c9d6df", label="fresh" if place == 0 else None)
+            axes[1].barh(place - 0.2, 100 * fresh, 0.4, color=PALE, label="fresh" if place == 0 else None)
     for axis, title in zip(axes, ("with transfer", "on the tasks with fresh logits too"), strict=True):
         axis.axvline(100, color="black", linewidth=1)
         axis.set_xlabel("score relative to stock, %")

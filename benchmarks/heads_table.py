@@ -32,6 +32,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from table_places import write_tables  # noqa: E402
 from table_text import markdown  # noqa: E402
 
+from hf_synthesizer.plots.figures import COLOURS, LEGEND_LINE  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "heads"
 SPEED = ROOT / "benchmarks" / "results" / "heads_speed"
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("glue.md", "performance.md")))
@@ -261,7 +263,7 @@ def plot(results: Results, path: Path) -> None:
     points = [point for point in titles if any(row["share"] and point in row["points"] for row in results)]
     figure = Figure((1.5 + 4.2 * len(points), 3.8), layout="constrained")
     axes = figure.subplots(1, len(points), sharey=True, squeeze=False)[0]
-    colours = {"random": "#0072b2", "random+salience": "#d55e00", "dense+salience": "#009e73"}
+    colours = {"random": COLOURS[0], "random+salience": COLOURS[4], "dense+salience": COLOURS[2]}
     for point, axis in zip(points, axes, strict=True):
         for variant, by in LINES:
             drawn = {share: by_task(results, variant, by, share, point) for share in SHARES}
@@ -283,7 +285,7 @@ def plot(results: Results, path: Path) -> None:
         axis.tick_params(axis="x", labelsize=7)  # 90, 95 and 100 are near each other
         axis.set_ylim(60, 107)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7, loc="lower left")
+        axis.legend(fontsize=7, loc="lower left", handlelength=LEGEND_LINE)
     axes[0].set_ylabel("score, % of stock's (below 60 not drawn)")
     figure.savefig(path, dpi=130)
 

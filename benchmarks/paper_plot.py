@@ -6,10 +6,12 @@ import statistics
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from hf_synthesizer.plots.figures import COLOURS, QUIET, STOCK
+from hf_synthesizer.plots.figures import COLOURS, LEGEND_LINE, QUIET, STOCK
 
 DOT_PRODUCT = "dot_product"
+SHAPES = "os^"
 STYLES = {"fresh": ":", "closed": "--", "transfer": "-"}
 
 
@@ -44,11 +46,14 @@ def plot_orders(scores: dict[str, list[float]], name: str, figures: dict[str, fl
     return figure
 
 
-def plot_kept(panels: dict[str, list[dict[str, Any]]], labels: dict[str, str], points: dict[str, str]) -> Figure:
+def plot_kept(
+    panels: dict[str, list[dict[str, Any]]], titles: dict[str, str], labels: dict[str, str], points: dict[str, str]
+) -> Figure:
     """A panel for each task: the score against the share that is synthesized, at each point.
 
     Args:
         panels: of each task its results.
+        titles: of the tasks.
         labels: what the score of each task is called.
         points: which are drawn, and what they are called.
     """
@@ -59,23 +64,30 @@ def plot_kept(panels: dict[str, list[dict[str, Any]]], labels: dict[str, str], p
         stock = rows[0]["stock"]
         for number, line in enumerate(lines):
             own = [row for row in rows if (row["variant"], row["by"]) == line]
-            for point, said in points.items():
+            for point in points:
                 if own:
-                    label = f"{line[0]}, {line[1]}: {said}"
                     shares = [0, *(row["share"] for row in own)]
                     values = [stock, *(row["points"][point]["score"] for row in own)]
-                    axis.plot(shares, values, STYLES[point], color=COLOURS[number], marker="os^"[number % 3],
-                              markersize=4, label=label)  # fmt: skip
+                    axis.plot(
+                        shares, values, STYLES[point], color=COLOURS[number], marker=SHAPES[number], markersize=4
+                    )
         axis.axhline(stock, color=STOCK, linewidth=1)
         if labels[task] == "Perplexity":
             axis.set_yscale("log")
             for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
                 ticks("{x:g}")
-        axis.set_title(task, fontsize=10)
+        axis.set_title(titles[task], fontsize=10)
         axis.set_ylabel(labels[task])
         axis.set_xlabel("synthesized, %")
         axis.set_xticks([0, 25, 50])
         axis.grid(alpha=0.3)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, fontsize=7, loc="outside lower center", ncols=3)
+    keys = [
+        *(
+            Line2D([], [], color=COLOURS[number], marker=SHAPES[number], linestyle="none", label=", ".join(line))
+            for number, line in enumerate(lines)
+        ),
+        *(Line2D([], [], color=QUIET, linestyle=STYLES[point], label=said) for point, said in points.items()),
+        Line2D([], [], color=STOCK, linewidth=1, label="stock"),
+    ]
+    figure.legend(handles=keys, fontsize=8, loc="outside lower center", ncols=len(keys), handlelength=LEGEND_LINE)
     return figure

@@ -114,6 +114,11 @@ SCORES = {
 POINTS = {"fresh": "before", "closed": "closed form", "distance": "by distance", "transfer": "transfer"}
 PRETRAINED = {"smollm2": ("Perplexity", True), "translation": ("BLEU", False), "summarization": ("ROUGE-L", False)}
 """What is judged, and whether it is told relative to stock."""
+TITLES = {
+    "smollm2": "SmolLM2-135M, WikiText-2",
+    "translation": "FLAN-T5-small, Multi30k",
+    "summarization": "FLAN-T5-small, DialogSum",
+}
 PRETRAINED_RUNS = 6
 
 
@@ -298,7 +303,7 @@ def draw(folder: Path) -> None:
         panels = {task: of_pretrained(kept, task) for task in PRETRAINED if of_pretrained(kept, task)}
         labels = {task: PRETRAINED[task][0] for task in panels}
         save(
-            plot_kept(panels, labels, {point: said for point, said in POINTS.items() if point != "distance"}),
+            plot_kept(panels, TITLES, labels, {point: said for point, said in POINTS.items() if point != "distance"}),
             folder / "pretrained" / "kept.png",
             dpi=90,
         )

@@ -341,7 +341,7 @@ class Summarization(Pretrained, TextToText):
     """DialogSum: dialogues of its dev split to train on, those of its test split, with three summaries each, to judge."""
 
     score = "rougeL"
-    size = Size(max_length=256, learning_rate=5e-4, epochs=3, test_rows=200)
+    size = Size(max_length=256, learning_rate=5e-4, epochs=2, test_rows=200)
     longest = 48
     prefix = "Summarize the dialogue: "
 

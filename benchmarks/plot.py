@@ -14,7 +14,7 @@ from records import RESULTS, Row, read
 
 from hf_synthesizer.plots import plot_lengths, save
 from hf_synthesizer.plots.figures import COLOURS, QUIET
-from hf_synthesizer.plots.lengths import MEMORY, curves
+from hf_synthesizer.plots.lengths import MEMORY, curves, in_words
 
 SPEED = ("same_library_speedup", "times as fast as stock SDPA, same library")
 
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
             if (kind, name) == ("speed", "inference-none-float32"):
                 few = {variant: variants[variant] for variant in FEW if variant in variants}
                 save(plot_lengths(few, label), folder / "speed-few.png", dpi=90)
-            save(plot_lengths(variants, label, name.replace("-", ", ")), folder / f"{kind}-{name}.png", dpi=110)
+            save(plot_lengths(variants, label, in_words(name)), folder / f"{kind}-{name}.png", dpi=110)
     save(plot_cache(read(folder / "decode.csv")), folder / "cache.png", dpi=90)
 
 

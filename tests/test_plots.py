@@ -24,6 +24,7 @@ from hf_synthesizer.plots import (
     plot_transfer,
     save,
 )
+from hf_synthesizer.plots.lengths import in_words
 from hf_synthesizer.transfer import HeadSuggestion, LayerTransfer, Suggestion, TransferReport
 from tests.models import build
 from tests.tokenizers import tokenizer
@@ -113,6 +114,41 @@ def test_reports_and_logs_are_drawn() -> None:
             draw(nothing)  # type: ignore[operator]
     with pytest.raises(InvalidConfigError):
         plot_lengths({}, "speed")
+
+
+def test_many_lines_are_drawn_in_a_panel_for_each_kind() -> None:
+    names = [
+        "stock sdpa",
+        "stock eager",
+        "floor",
+        "random",
+        "random (fused)",
+        "dense",
+        "random+dot_product",
+        "fnet",
+        "routing",
+    ]
+    figure = plot_lengths({name: [(128, 1.0), (512, 2.0)] for name in names}, "speed", "training")
+    shown = {axis.get_title(): [line.get_label() for line in axis.lines] for axis in figure.axes}
+    assert shown == {
+        "with a comparison of tokens": ["stock sdpa", "floor", "stock eager", "random+dot_product"],
+        "made from each token": ["stock sdpa", "floor", "dense"],
+        "tables": ["stock sdpa", "floor", "random", "random (fused)"],
+        "peers": ["stock sdpa", "floor", "fnet"],
+        "keys chosen first": ["stock sdpa", "floor", "routing"],
+    }
+    assert figure.get_suptitle() == "training"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("train-none-float32-dropout-0.1", "training, no padding, float32, dropout 0.1"),
+        ("inference-ragged-bfloat16", "inference, ragged lengths, bfloat16"),
+    ],
+)
+def test_conditions_are_told_in_words(name: str, words: str) -> None:
+    assert in_words(name) == words
 
 
 def test_heads_are_drawn_as_a_map_with_the_curve_beside_it() -> None:

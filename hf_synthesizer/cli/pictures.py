@@ -143,7 +143,7 @@ def benchmark(
         import csv
 
         from ..plots import plot_lengths
-        from ..plots.lengths import MEMORY, SPEED, curves
+        from ..plots.lengths import MEMORY, SPEED, curves, in_words
 
         column, label = MEMORY if memory else SPEED
         with file.open(newline="", encoding="utf-8") as lines:
@@ -154,7 +154,7 @@ def benchmark(
         name = conditions or next(iter(found), "")
         if name not in found:
             raise CommandError(f"{file} has no plot {name!r}; it has {', '.join(found) or 'none'}.")
-        figure = plot_lengths(found[name], label, name.replace("-", ", "))
+        figure = plot_lengths(found[name], label, in_words(name))
     _write(figure, output, json)
 
 

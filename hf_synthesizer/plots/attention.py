@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..pictures.recorded import LayerWeights, record
-from .figures import CELL, chosen, draw_map, label_tokens
+from .figures import CELL, chosen, draw_map, label_scale, label_tokens
 
 MOST = 4
 """Layers and heads that are shown where nobody says which."""
@@ -29,7 +29,7 @@ def plot_attention(
     """Attention weights as maps: a column for each head, a row for each layer; who looks goes down, what is looked at right.
 
     With a teacher each layer has three rows: the model, the teacher, and the difference: purple is more than the
-    teacher gives, orange less.
+    teacher gives, orange less. The number over a map is the weight that its darkest colour stands for.
 
     Args:
         model: a stock or a patched model.
@@ -62,6 +62,7 @@ def plot_attention(
             axis = axes[place][column]
             draw_map(axis, weights[head], signed=signed, top=float(tops[head]))
             label_tokens(axis, tokens[: weights.shape[-1]], left=column == 0, below=place == len(lines) - 1)
+            label_scale(axis, float(tops[head]), signed=signed)
             if place == 0:
                 axis.set_title(f"head {head}", fontsize=9)
             if column == 0:

@@ -18,6 +18,8 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#b
 QUIET, STOCK = "#8a9299", "#000000"
 WEIGHTS, SIGNED = "Blues", "PuOr"
 """Colour maps: of numbers from 0, and of numbers around 0."""
+LEGEND_LINE = 3.2
+"""How long a line is in a legend: dashes have to be told from a whole one."""
 FORMATS = (".png", ".svg")
 CELL = 1.5
 """Inches of a small map."""
@@ -52,6 +54,11 @@ def draw_map(
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_locator(MaxNLocator(6, integer=True))
     return image
+
+
+def label_scale(axis: Axes, top: float, *, signed: bool = False) -> None:
+    """Over the right end of a map: what its darkest colour stands for."""
+    axis.set_title(f"{'±' if signed else '≤'} {top:.2g}", fontsize=6, loc="right", pad=3)
 
 
 def label_tokens(axis: Axes, tokens: Sequence[str], *, left: bool, below: bool) -> None:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..errors import NotPatchedError
 from ..pictures.tables import Table, tables_of
-from .figures import CELL, chosen, draw_map
+from .figures import CELL, chosen, draw_map, label_scale
 
 MOST_LAYERS, MOST_HEADS = 6, 4
 
@@ -19,7 +19,7 @@ def plot_synthesizer(
 ) -> Figure:
     """R, R1·R2ᵀ, W2 with b2, WA and WB, or the salience, a row for each table of a layer, a column for each head.
 
-    Orange is below 0 and purple above; every map has a scale of its own.
+    Orange is below 0 and purple above; every map has a scale of its own, whose end is the number over it.
 
     Args:
         model: a patched model.
@@ -51,6 +51,7 @@ def plot_synthesizer(
             axis = figure.add_subplot(grid[place, span])
             head = 0 if len(table.values) == 1 else columns[column]
             draw_map(axis, table.values[head], signed=True, aspect="auto")
+            label_scale(axis, float(table.values[head].abs().max()), signed=True)
             axis.set_xlabel(table.columns, fontsize=7)
             if table.values.shape[-2] == 1:
                 axis.set_yticks([])

@@ -6,13 +6,14 @@ import base64
 import copy
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import BertModel, PreTrainedTokenizerFast
 
 from hf_synthesizer import InvalidConfigError, attention_page, patch_model
 from hf_synthesizer.pictures.recorded import record
@@ -62,6 +63,24 @@ def test_the_page_holds_every_weight_of_both_models() -> None:
         "encoder.1": ["dense", "dense"],
     }
     assert model.training and model.config._attn_implementation == "sdpa"
+
+
+def test_numbers_of_both_signs_are_shown_around_the_middle_of_their_scale() -> None:
+    model = patch_model(build("BertModel"), "dense")
+    columns, bias = data_of(attention_page(model, "w4 w5", tokenizer=tokenizer()))["tables"]["encoder.0"]
+    assert columns["signed"] and not bias["signed"]
+    wanted = next(table for table in tables_of(model) if table.symbol == "W2").values[..., :4]
+    for shown, words, values in zip(columns["heads"], columns["words"], wanted, strict=True):
+        top = values.abs().max()
+        torch.testing.assert_close(unpacked(shown, columns["rows"]), 0.5 + values / (2 * top), atol=1e-5, rtol=0)
+        assert f"±{top:.2g}" in words
+
+
+def test_a_page_does_not_tell_where_its_model_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "somewhere" / "my-model"
+    build("BertModel").save_pretrained(folder)
+    page = attention_page(BertModel.from_pretrained(folder), "w4", tokenizer=tokenizer())
+    assert "Attention of my-model" in page and "somewhere" not in page
 
 
 @pytest.mark.parametrize("head", ["T5ForConditionalGeneration", "BertLMHeadModel"])

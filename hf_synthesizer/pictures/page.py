@@ -40,7 +40,7 @@ def attention_page(
         teacher: the stock model, to be shown beside it.
         tokenizer: the model's own, beside its checkpoint, if None.
         max_tokens: longer texts are cut.
-        title: of the page; the model's name if None.
+        title: of the page; the model's name if None, of a folder without the way to it.
 
     Returns:
         HTML, to be written to a file: `Path("attention.html").write_text(page, encoding="utf-8")`.
@@ -66,10 +66,16 @@ def attention_page(
             }
         )
     length = max(len(text["tokens"]) for text in shown)
-    name = title or f"Attention of {model.name_or_path or type(model).__name__}"
+    name = title or f"Attention of {_name(model)}"
     data = {"texts": shown, "tables": _tables(model, length)}
     page = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), autoescape=True)
     return page.render(title=name, data=_embedded(data))
+
+
+def _name(model: PreTrainedModel) -> str:
+    """A page is given to others: they need not know where on this machine the model lies."""
+    name = model.name_or_path
+    return (Path(name).resolve().name if Path(name).is_dir() else name) if name else type(model).__name__
 
 
 def _layer(layer: LayerWeights) -> dict[str, Any]:
@@ -98,9 +104,14 @@ def _tables(model: PreTrainedModel, length: int) -> dict[str, list[dict[str, Any
 
 def _table(table: Table, length: int) -> dict[str, Any]:
     values = table.values[:, :length, :length] if table.is_static else table.values[..., :length]
-    if table.symbol == "W2":
-        shown = [_scaled(head) for head in values]
-        words = ["W2: how much each hidden unit of a token asks for each key position."] * len(values)
+    signed = table.symbol == "W2"
+    if signed:
+        shown = [_packed(0.5 + head / (2 * _top(head))) for head in values]
+        words = [
+            "W2: how much each hidden unit of a token (a row) asks for each key position (a column); orange is "
+            f"against it, purple for it, up to ±{_top(head):.2g}."
+            for head in values
+        ]
     else:
         shown = [_packed(head.softmax(-1)) for head in values]
         words = [
@@ -110,13 +121,12 @@ def _table(table: Table, length: int) -> dict[str, Any]:
             for head in range(len(values))
         ]
     size = {"rows": values.shape[-2], "columns": values.shape[-1]}
-    return {"part": table.part, "symbol": table.symbol, **size, "heads": shown, "words": words}
+    return {"part": table.part, "signed": signed, **size, "heads": shown, "words": words}
 
 
-def _scaled(values: torch.Tensor) -> str:
-    """Any numbers, from the least to the greatest."""
-    low, high = values.min(), values.max()
-    return _packed((values - low) / (high - low).clamp(min=1e-12))
+def _top(values: torch.Tensor) -> float:
+    """The end of a scale around 0."""
+    return max(float(values.abs().max()), 1e-12)
 
 
 def _embedded(data: Any) -> Any:

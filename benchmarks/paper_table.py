@@ -14,6 +14,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from paper import LONG, VARIANTS  # noqa: E402
 from paper_plot import plot_kept, plot_orders  # noqa: E402
+from pretrained import all_runs as pretrained_runs  # noqa: E402
 
 from hf_synthesizer.plots import save  # noqa: E402
 
@@ -112,14 +114,20 @@ SCORES = {
 
 
 POINTS = {"fresh": "before", "closed": "closed form", "distance": "by distance", "transfer": "transfer"}
-PRETRAINED = {"smollm2": ("Perplexity", True), "translation": ("BLEU", False), "summarization": ("ROUGE-L", False)}
+PRETRAINED = {
+    "smollm2": ("Perplexity", True),
+    "smollm2_long": ("Perplexity", True),
+    "translation": ("BLEU", False),
+    "summarization": ("ROUGE-L", False),
+}
 """What is judged, and whether it is told relative to stock."""
 TITLES = {
     "smollm2": "SmolLM2-135M, WikiText-2",
     "translation": "FLAN-T5-small, Multi30k",
     "summarization": "FLAN-T5-small, DialogSum",
 }
-PRETRAINED_RUNS = 6
+"""What has a panel of the plot, and what stands over it."""
+PRETRAINED_RUNS = Counter(run.task for run in pretrained_runs())
 
 
 def read(folder: Path) -> Results:
@@ -262,9 +270,9 @@ def pretrained(results: Results, task: str) -> str:
         f"{stock} {size['test_rows']} rows of the test, at most {size['max_length']} tokens; the transfer is {steps} steps of "
         f"{size['batch_size']}."
     )
-    missing = PRETRAINED_RUNS - len(rows)
+    missing = PRETRAINED_RUNS[task] - len(rows)
     if missing:
-        notes = f"**{missing} of {PRETRAINED_RUNS} have not been run yet.** {notes}"
+        notes = f"**{missing} of {PRETRAINED_RUNS[task]} have not been run yet.** {notes}"
     return "\n".join(lines) + f"\n\n{notes} {free(rows[0]['costs'])} {provenance(rows)}"
 
 
@@ -300,7 +308,7 @@ def draw(folder: Path) -> None:
             scores = {variant: [row["score"] for row in rows] for variant, rows in runs.items()}
             save(plot_orders(scores, name, known.figures, known.what), folder / "paper" / f"{task}.png", dpi=90)
     if kept:
-        panels = {task: of_pretrained(kept, task) for task in PRETRAINED if of_pretrained(kept, task)}
+        panels = {task: of_pretrained(kept, task) for task in TITLES if of_pretrained(kept, task)}
         labels = {task: PRETRAINED[task][0] for task in panels}
         save(
             plot_kept(panels, TITLES, labels, {point: said for point, said in POINTS.items() if point != "distance"}),

@@ -47,7 +47,9 @@ COSTS = "random"
 """What the costs of heads are measured with: it has a closed form, and `salience` beside rotated queries has none."""
 MEASURED = 32
 """How many rows `suggest_heads` and the closed form look at."""
-STEPS = {"smollm2": 600, "translation": 250, "summarization": 150}
+LONG = {"smollm2_long": [("random", "heads")]}
+"""What has a longer transfer, and which lines of it."""
+STEPS = {"smollm2": 120, "smollm2_long": 600, "translation": 250, "summarization": 150}
 """Of the transfer, all of them end to end: the closed form has done what a few steps layer by layer would do."""
 
 
@@ -71,7 +73,9 @@ class Run:
 
 def all_runs() -> list[Run]:
     """Everything that the tables need."""
-    return [Run(task, variant, share, by) for task in TASKS for variant, by in LINES for share in SHARES]
+    return [
+        Run(task, variant, share, by) for task in TASKS for variant, by in LONG.get(task, LINES) for share in SHARES
+    ]
 
 
 def arguments_of(argv: list[str] | None) -> argparse.Namespace:

@@ -34,6 +34,7 @@ class PretrainedSummarization(Summarization):
 
 TASKS: dict[str, Callable[..., Task]] = {
     "smollm2": Continuation,
+    "smollm2_long": Continuation,
     "translation": PretrainedTranslation,
     "summarization": PretrainedSummarization,
 }

@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_runs_are_the_tables_that_were_promised() -> None:
     runs = bench.all_runs()
     assert {(run.share, run.by) for run in runs} == {(25, "heads"), (25, "layers"), (50, "heads"), (50, "layers")}
-    assert {run.task for run in runs} == {"smollm2", "translation", "summarization"}
+    assert {run.task for run in runs} == {"smollm2", "smollm2_long", "translation", "summarization"}
     assert len(set(runs)) == len(runs) == len({run.name for run in runs})
 
 

@@ -24,6 +24,7 @@ from hf_synthesizer.tasks.model import (
     load_teacher,
     load_text_model,
     load_tokenizer,
+    require_causal,
     require_positions,
 )
 from hf_synthesizer.tasks.perplexity import perplexity, summing
@@ -31,7 +32,6 @@ from hf_synthesizer.tasks.replies import DialogueArguments, encode, exchanges_of
 from hf_synthesizer.tasks.training import (
     convert_before_training,
     evaluate,
-    keep,
     parse,
     run_script,
     train,
@@ -44,7 +44,9 @@ from hf_synthesizer.tasks.training import (
 class DialogueTrainingArguments(TrainingArguments):
     """Trainer's own, and how replies are generated."""
 
-    generation_num_beams: int = field(default=1, metadata={"help": "How many beams replies are searched with."})
+    generation_num_beams: int = field(
+        default=1, metadata={"help": "How many beams replies are searched with.", "aliases": ["--num_beams"]}
+    )
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
@@ -60,6 +62,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     rows = {split: exchanges_of(split, found, data) for split, found in splits.items()}
     tokenizer = load_tokenizer(model_arguments)
     model = load_text_model(model_arguments, AutoModelForCausalLM, tokenizer).to(training.device)
+    require_causal(model)
     require_positions(model, data.max_length, "--max_length")
     encoded = {split: encode(found, tokenizer, data) for split, found in rows.items()}
     collate = DataCollatorForSeq2Seq(tokenizer)
@@ -74,7 +77,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
             collate,
             training.seed,
         ),
-        teacher=load_teacher(conversion.teacher, AutoModelForCausalLM, training.device),
+        teacher=load_teacher(conversion.teacher, AutoModelForCausalLM, training.device, model_arguments),
     )
     trainer = Trainer(
         model=model,
@@ -102,13 +105,11 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     for split, prefix, wanted in (("validation", "eval", training.do_eval), ("test", "predict", training.do_predict)):
         if not wanted:
             continue
-        found = evaluate(trainer, encoded[split], prefix)
         replies = reply(encoded[split])
         scores = reply_scores(replies, encoded[split]["reply"])
-        found |= {f"{prefix}_{name}": value for name, value in scores.items()}
-        keep(trainer, prefix, found)
+        also = {f"{prefix}_{name}": value for name, value in scores.items()}
+        metrics |= evaluate(trainer, encoded[split], prefix, also)
         write_lines(trainer, f"replies_{split}.txt", replies)
-        metrics |= found
     if training.push_to_hub:
         trainer.push_to_hub(finetuned_from=model_arguments.model_name_or_path or None, tasks="text-generation")
     return metrics

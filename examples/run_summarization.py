@@ -15,7 +15,7 @@ from datasets import Dataset
 
 from hf_synthesizer.errors import DataError
 from hf_synthesizer.tasks.conversion import ConversionArguments
-from hf_synthesizer.tasks.files import load_splits
+from hf_synthesizer.tasks.files import first, load_splits
 from hf_synthesizer.tasks.generated import summary_scores
 from hf_synthesizer.tasks.model import TextModelArguments
 from hf_synthesizer.tasks.text_to_text import TextToTextArguments, TextToTextTrainingArguments, checked, run
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         (TextModelArguments, SummaryArguments, ConversionArguments, TextToTextTrainingArguments),
         sys.argv[1:] if argv is None else argv,
     )
-    pairs = {split: pairs_of(split, rows, data) for split, rows in load_splits(data).items()}
+    pairs = {split: pairs_of(split, first(rows, data.limit(split)), data) for split, rows in load_splits(data).items()}
     return run(model, data, conversion, training, pairs, summary_scores)
 
 

@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from hf_synthesizer.errors import DataError
 from hf_synthesizer.tasks.conversion import ConversionArguments
-from hf_synthesizer.tasks.files import load_splits
+from hf_synthesizer.tasks.files import first, load_splits
 from hf_synthesizer.tasks.generated import translation_scores
 from hf_synthesizer.tasks.model import TextModelArguments
 from hf_synthesizer.tasks.text_to_text import TextToTextArguments, TextToTextTrainingArguments, checked, run
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     spoken = (data.source_lang, data.target_lang)
     languages = tuple(language.partition("_")[0] for language in spoken)  # mBART's de_DE is de in the data
     splits = load_splits(data, languages=languages)
-    pairs = {split: pairs_of(split, rows, languages) for split, rows in splits.items()}
+    pairs = {split: pairs_of(split, first(rows, data.limit(split)), languages) for split, rows in splits.items()}
     return run(model, data, conversion, training, pairs, translation_scores, spoken)
 
 

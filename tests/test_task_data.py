@@ -17,7 +17,7 @@ from torch.nn import functional
 from hf_synthesizer import InvalidConfigError
 from hf_synthesizer.errors import DataError
 from hf_synthesizer.tasks import files
-from hf_synthesizer.tasks.files import FileArguments, load_splits
+from hf_synthesizer.tasks.files import FileArguments, first, load_splits
 from hf_synthesizer.tasks.masking import masker
 from hf_synthesizer.tasks.perplexity import perplexity_of, sums
 from hf_synthesizer.tasks.training import parse
@@ -55,7 +55,7 @@ def test_a_limit_and_streaming(tmp_path: Path) -> None:
     path = write_text(tmp_path / "train.txt", 9, 0)
     for streaming in (False, True):
         arguments = FileArguments(train_file=str(path), max_train_samples=4)
-        rows = list(load_splits(arguments, streaming=streaming)["train"])
+        rows = list(first(load_splits(arguments, streaming=streaming)["train"], arguments.limit("train")))
         assert [row["text"].strip() for row in rows] == sentences(9, 0)[:4]
 
 
@@ -75,6 +75,14 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
     [
         ("translation", ["--train_file={}/none.json"], "none.json does not exist"),
         ("translation", ["--train_file={}/train.doc"], "ends in '.doc': csv, json"),
+        (
+            "translation",
+            ["--train_file={}/uneven", "--target_lang=fr"],
+            "uneven.fr does not exist, the translation of",
+        ),
+        ("translation", ["--train_file={}/uneven.de"], "one side of parallel text: name both by .*uneven."),
+        ("translation", ["--train_file={}/hole.json", "--max_train_samples=0"], "0 rows are none"),
+        ("summarization", ["--train_file={}/head.csv"], "head.csv has no rows"),
         ("translation", ["--train_file={}/empty.json"], "empty.json is empty"),
         ("translation", ["--train_file={}/uneven"], "has 3 lines in de and 2 in en"),
         ("translation", ["--train_file={}/hole.json"], "Row 1 of the train data has no target text: found ''"),
@@ -87,7 +95,11 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
         ("clm", ["--train_file={}/blank.json"], "less than one block of 512 tokens"),
         ("mlm", ["--train_file={}/blank.json", "--line_by_line"], "less than one block of 512 tokens"),
         ("clm", ["--train_file={}/hole.json", "--text_column=body"], "no column 'body': the columns are de, en"),
-        ("clm", ["--validation_file={}/short.txt"], "--do_train needs train data: name --train_file"),
+        (
+            "clm",
+            ["--validation_file={}/short.txt"],
+            "--do_train needs train data, and there is only validation: name --train_file",
+        ),
         ("dialogue", ["--train_file={}/hole.json"], "no column history and reply, or dialogue"),
         ("dialogue", ["--train_file={}/talk.json"], "Row 1 of the train data has no text in one of its turns"),
         ("dialogue", ["--train_file={}/lone.json"], "has a second turn"),
@@ -101,6 +113,7 @@ def test_bad_data_is_one_sentence_before_training(name: str, flags: list[str], m
     (tmp_path / "two").mkdir()
     for file in ("train.doc", "empty.json", "two/train-1.txt", "two/train-2.txt"):
         (tmp_path / file).write_text("" if "empty" in file else "a\n")
+    (tmp_path / "head.csv").write_text("text,summary\n")
     (tmp_path / "uneven.de").write_text("ein\nder\nmann\n")
     (tmp_path / "uneven.en").write_text("a\nthe\n")
     write_text(tmp_path / "short.txt", 2, 0)
@@ -128,6 +141,60 @@ def test_bad_data_is_one_sentence_before_training(name: str, flags: list[str], m
             "key depth isn't in the original",
         ),
         ("clm", ["--model_name_or_path={}/model", "--streaming"], "--streaming .* say --max_steps"),
+        ("clm", ["--model_name_or_path={}/nowhere"], "nowhere, which is no folder here, cannot be loaded"),
+        (
+            "clm",
+            ["--model_name_or_path={}/model", "--teacher={}/nowhere", "--max_length=16", "--variant=random"],
+            "The teacher .*nowhere",
+        ),
+        ("clm", ["--model_name_or_path={}/bert"], "sees the tokens that it is to predict: .* run_mlm.py"),
+        ("clm", ["--model_name_or_path={}/t5"], "is a t5, which has no such head: run_translation.py and run_summ"),
+        (
+            "mlm",
+            ["--model_name_or_path={}/model"],
+            "is a llama, which has no such head: run_clm.py and run_dialogue.py",
+        ),
+        (
+            "clm",
+            ["--model_name_or_path={}/model", "--teacher={}/t5", "--max_length=16", "--variant=random"],
+            "t5 is a t5, which has no",
+        ),
+        (
+            "clm",
+            ["--model_name_or_path={}/model", "--variant=random", "--budget=0.3", "--max_length=16"],
+            "--budget .* --layers suggest",
+        ),
+        ("clm", ["--model_name_or_path={}/model", "--zzz=3"], "There is no --zzz: --help lists all"),
+        (
+            "clm",
+            ["--model_name_or_path={}/model", "--lerning_rate=3"],
+            "There is no --lerning_rate; did you mean --learning_rate",
+        ),
+        (
+            "clm",
+            ["--model_name_or_path={}/model", "--max_steps=abc"],
+            "Argument --max_steps.* invalid int value: 'abc'",
+        ),
+        (
+            "clm",
+            ["--model_name_or_path={}/model", "--resume_from_checkpoint={}/out", "--max_length=16"],
+            "is no folder with a trainer_state",
+        ),
+        (
+            "clm",
+            ["--model_type=gpt2", "--tokenizer_name={}/model", "--config_overrides=n_embd=30,n_head=4"],
+            "must be divisible",
+        ),
+        (
+            "mlm",
+            [
+                "--model_type=roberta",
+                "--tokenizer_name={}/model",
+                "--config_overrides=max_position_embeddings=64,num_hidden_layers=1,hidden_size=12,vocab_size=30",
+                "--max_length=64",
+            ],
+            "64 is more than the 63 positions",
+        ),
         ("clm", ["--model_name_or_path={}/model", "--max_length=65"], "65 is more than the 64 positions"),
         ("dialogue", ["--model_name_or_path={}/model", "--max_length=8", "--max_reply_length=8"], "leave room"),
         ("translation", ["--model_name_or_path={}/mbart", "--source_lang=xx"], "no token for the language 'xx'"),
@@ -136,7 +203,8 @@ def test_bad_data_is_one_sentence_before_training(name: str, flags: list[str], m
 )
 def test_flags_that_do_not_fit_say_so(name: str, flags: list[str], message: str, tmp_path: Path) -> None:
     write_model("llama", tmp_path / "model")
-    write_model("mbart", tmp_path / "mbart")
+    for kind in {"translation": ("mbart",), "clm": ("bert", "t5")}.get(name, ()):
+        write_model(kind, tmp_path / kind)
     path = write_text(tmp_path / "train.txt", 400, 0)
     if name == "dialogue":
         path = write_json(tmp_path / "train.json", [{"history": "a\nb", "reply": "c"}])

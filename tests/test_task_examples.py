@@ -20,6 +20,8 @@ from sacrebleu.metrics import BLEU
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_synthesizer import InvalidConfigError
+from hf_synthesizer.tasks import training
 from tests.task_rows import sentences, tokenizer, write_json, write_model, write_parallel, write_text
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -92,7 +94,7 @@ def whole_and_resumed(run: Callable[[str], Any], folder: Path, *begun: str) -> t
 
 def test_translation_with_a_prefix_scores_as_sacrebleu_does(folder: Path, tmp_path: Path) -> None:
     flags = ["--source_prefix=sieht : ", "--variant=random+dot_product", "--mixing=sum", "--do_predict"]
-    metrics = translation.main(translating(folder, tmp_path, *flags, "--generation_num_beams=2"))
+    metrics = translation.main(translating(folder, tmp_path, *flags, "--num_beams=2", "--val_max_target_length=12"))
     found = (tmp_path / "generated_predictions.txt").read_text().splitlines()
     wanted = (folder / "mt" / "tiny.test.en").read_text().splitlines()
     assert len(found) == 5
@@ -135,6 +137,18 @@ def test_a_resumed_translation_ends_where_an_uninterrupted_one_does(folder: Path
     assert parts["eval_bleu"] == pytest.approx(whole["eval_bleu"]) and parts["eval_loss"] == pytest.approx(
         whole["eval_loss"], abs=1e-5
     )
+
+
+def test_translation_from_scratch_and_without_generation(folder: Path, tmp_path: Path) -> None:
+    flags = [f"--tokenizer_name={folder / 't5'}", "--model_type=t5", "--no_predict_with_generate", "--do_predict"]
+    flags += [
+        "--config_overrides=d_model=16,num_layers=1,num_heads=2,d_ff=16,d_kv=8",
+        "--variant=random",
+        "--max_steps=1",
+    ]
+    metrics = translation.main(translating(folder, tmp_path, *flags)[1:])
+    assert "predict_loss" in metrics and "eval_bleu" not in metrics
+    assert not (tmp_path / "generated_predictions.txt").exists()
 
 
 # ---- summarisation ----------------------------------------------------------------------------------------------
@@ -229,6 +243,52 @@ def test_a_masked_language_model(lines: bool, folder: Path, tmp_path: Path) -> N
     assert again["eval_perplexity"] == pytest.approx(metrics["eval_perplexity"], rel=1e-5)  # the same masks
 
 
+def test_a_training_that_has_ended_is_not_begun_again(folder: Path, tmp_path: Path) -> None:
+    flags = modelling(folder, tmp_path, "--max_steps=3", "--lr_scheduler_type=constant", "--variant=dense")
+    first, again = clm.main(flags), clm.main(flags)
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3"}
+    assert again["eval_perplexity"] == pytest.approx(first["eval_perplexity"], rel=1e-6)
+    more = clm.main([*flags, "--max_steps=4"])
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
+    assert more["eval_perplexity"] != first["eval_perplexity"]
+    for flag, message in (
+        ("--variant=random", "dense there, random here"),
+        (f"--model_name_or_path={write_model('gpt2', tmp_path / 'gpt2')}", "a llama there, a gpt2 here"),
+    ):
+        with pytest.raises(InvalidConfigError, match=f"another training .{message}.*name another --output_dir"):
+            clm.main([*flags, flag])
+
+
+def test_a_share_of_the_training_text_is_kept_where_there_is_no_other(folder: Path, tmp_path: Path) -> None:
+    flags = [flag for flag in modelling(folder, tmp_path, "--max_steps=1") if not flag.startswith("--validation_file")]
+    metrics = clm.main([*flags, "--validation_split_percentage=25", "--max_train_samples=5"])
+    words = sum(len(line.split()) + 1 for line in (folder / "train.txt").read_text().splitlines()[:15])
+    assert metrics["eval_samples"] == words // 16 and metrics["train_samples"] == 5
+
+
+def test_weights_are_trained_in_full_precision_whatever_the_checkpoint_says(folder: Path, tmp_path: Path) -> None:
+    half = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    AutoTokenizer.from_pretrained(folder / "llama").save_pretrained(tmp_path / "half")
+    for flags, dtype in (([], torch.float32), (["--torch_dtype=auto"], torch.bfloat16)):
+        flags = [f"--model_name_or_path={tmp_path / 'half'}", "--variant=random", "--max_steps=1", *flags]
+        clm.main(modelling(folder, tmp_path / str(dtype), *flags))
+        assert {tensor.dtype for tensor in load_file(tmp_path / str(dtype) / "model.safetensors").values()} >= {dtype}
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / str(dtype)).dtype == dtype
+
+
+def test_what_cannot_be_pushed_is_known_before_the_training(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(training, "create_repo", unreachable)
+    with pytest.raises(InvalidConfigError, match="--push_to_hub: the repository mine/.* .no route.* push later"):
+        clm.main(modelling(folder, tmp_path / "out", "--push_to_hub", "--hub_model_id=mine/model"))
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
 # ---- dialogue ---------------------------------------------------------------------------------------------------
 
 
@@ -303,5 +363,7 @@ def test_two_processes_count_every_row_once(script: str, folder: Path, tmp_path:
     module = translation if script == "run_translation.py" else clm
     alone = flags(folder, tmp_path / "one", f"--model_name_or_path={tmp_path / 'two'}")
     one = module.main([flag for flag in alone if flag != "--do_train"])
-    for name in ("eval_bleu", "eval_chrf") if module is translation else ("eval_perplexity", "eval_tokens"):
+    for name in (
+        ("eval_bleu", "eval_chrf", "eval_gen_len") if module is translation else ("eval_perplexity", "eval_tokens")
+    ):
         assert two[name] == pytest.approx(one[name], rel=1e-4), name

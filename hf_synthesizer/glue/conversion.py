@@ -72,4 +72,6 @@ def load_student_and_teacher(
     student: Any = load_model(model_arguments, task, trained_head=trained_head and not arguments.teacher)
     if not arguments.teacher:
         return student.to(device), None
-    return student.to(device), load_stock(arguments.teacher, task, device, trained_head=trained_head)
+    return student.to(device), load_stock(
+        arguments.teacher, task, device, trained_head=trained_head, dtype=model_arguments.dtype
+    )

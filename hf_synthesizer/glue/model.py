@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForMultipleChoice, AutoModelForSeq
 
 from ..errors import InvalidConfigError
 from ..tasks.model import ModelArguments as TaskModelArguments
+from ..tasks.model import loading
 from .tasks import Task
 
 
@@ -29,22 +30,32 @@ def load_model(arguments: ModelArguments, task: Task, *, trained_head: bool = Fa
         InvalidConfigError: for a checkpoint without such a head, where a trained one is asked for.
     """
     options = arguments.download_options()
-    config = AutoConfig.from_pretrained(arguments.config_name or arguments.model_name_or_path, **options)
+    name = arguments.config_name or arguments.model_name_or_path
+    with loading("model", name):
+        config = AutoConfig.from_pretrained(name, **options)
     return _build(
         task,
         arguments.model_name_or_path,
         config,
         trained_head,
         ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
+        dtype=arguments.dtype,
         **options,
     )
 
 
 def load_stock(
-    path: str, task: Task, device: torch.device | str = "cpu", *, trained_head: bool = False
+    path: str,
+    task: Task,
+    device: torch.device | str = "cpu",
+    *,
+    trained_head: bool = False,
+    dtype: str = "float32",
 ) -> PreTrainedModel:
     """A teacher for the task; see `load_model`."""
-    built: Any = _build(task, path, AutoConfig.from_pretrained(path), trained_head)
+    with loading("teacher", path):
+        config = AutoConfig.from_pretrained(path)
+    built: Any = _build(task, path, config, trained_head, dtype=dtype)
     return built.to(device)
 
 
@@ -52,7 +63,8 @@ def _build(task: Task, path: str, config: Any, trained_head: bool, **options: An
     build: Any = AutoModelForMultipleChoice if task.multiple_choice else AutoModelForSequenceClassification
     if not task.multiple_choice:
         _describe_labels(config, task)
-    model, info = build.from_pretrained(path, config=config, output_loading_info=True, **options)
+    with loading("model", path):
+        model, info = build.from_pretrained(path, config=config, output_loading_info=True, **options)
     fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if trained_head and fresh:
         raise InvalidConfigError(

@@ -43,8 +43,9 @@ class ConversionArguments:
         default="layers",
         metadata={"help": "With --layers suggest: choose whole layers, or heads, by what their swap costs."},
     )
-    budget: float = field(
-        default=0.5, metadata={"help": "With --layers suggest: the share of the layers, or heads, to synthesize."}
+    budget: float | None = field(
+        default=None,
+        metadata={"help": "With --layers suggest: the share of the layers, or heads, to synthesize; 0.5 by default."},
     )
     mixing: str | None = field(default=None, metadata={"help": "How a mixture is weighted: softmax or sum."})
     transfer_steps: int = field(
@@ -96,7 +97,7 @@ def convert(
         checkpoint_dir: where the transfer keeps its state, so that it can go on.
     """
     if arguments.variant is None:
-        for name in ("layers", "mixing", "teacher", "transfer_steps", "transfer_answers"):
+        for name in ("layers", "budget", "mixing", "teacher", "transfer_steps", "transfer_answers"):
             if getattr(arguments, name):
                 raise InvalidConfigError(f"--{name} says how to swap attention, so it needs --variant.")
         return model
@@ -108,14 +109,16 @@ def convert(
         )
     if arguments.by not in SUGGEST:
         raise InvalidConfigError(f"--by {arguments.by}: choose by {' or '.join(SUGGEST)}.")
-    if arguments.by == "heads" and arguments.layers != "suggest":
-        raise InvalidConfigError("--by heads says how heads are chosen, so it needs --layers suggest.")
+    for said in [f"--by {arguments.by}"] * (arguments.by == "heads") + ["--budget"] * (arguments.budget is not None):
+        if arguments.layers != "suggest":
+            raise InvalidConfigError(f"{said} says how layers or heads are chosen, so it needs --layers suggest.")
     options: dict[str, Any] = {} if arguments.mixing is None else {"mixing": arguments.mixing}
     stock = copy.deepcopy(model) if teacher is None else teacher
     if arguments.layers == "suggest":
         suggest = SUGGEST[arguments.by]
+        budget = 0.5 if arguments.budget is None else arguments.budget
         hybrid = suggest(
-            stock, dataloader, arguments.variant, arguments.budget, autocast=autocast, max_length=max_length, **options
+            stock, dataloader, arguments.variant, budget, autocast=autocast, max_length=max_length, **options
         )
         logger.warning(f"Suggested {arguments.by}:\n{hybrid}")
         patch_model(model, hybrid, max_length=max_length, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from ..errors import DataError
 
 TABLES = {"csv": "csv", "json": "json", "jsonl": "json", "parquet": "parquet"}
 """What files with columns end in, and who reads them."""
-TEXTS = {**TABLES, "txt": "text"}
+TEXTS = {**TABLES, "txt": "text", "text": "text"}
 """The same, and files of plain lines."""
 SPLITS = {"train": ("train",), "validation": ("valid", "val", "dev"), "test": ("test",)}
 """What the files of a folder have in their names."""
@@ -40,9 +40,12 @@ class FileArguments:
     )
     validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     test_file: str | None = field(default=None, metadata={"help": "The same for prediction."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Use that many training rows."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Use that many validation rows."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Use that many test rows."})
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Train on that many rows, blocks or replies."}
+    )
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Validate on that many."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Test on that many."})
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "How many processes tokenize."})
 
     def files(self) -> dict[str, Path]:
         """The files that are named, by their splits."""
@@ -62,7 +65,7 @@ class FileArguments:
 def load_splits(
     arguments: FileArguments, *, languages: tuple[str, str] | None = None, streaming: bool = False
 ) -> dict[str, Any]:
-    """The splits that the arguments name, cut to as many rows as they say.
+    """The splits that the arguments name, whole; `first` cuts what is made of them.
 
     Args:
         arguments: see there.
@@ -85,9 +88,11 @@ def load_splits(
         files = files or files_of(Path(str(arguments.dataset_name)), languages)
         parallel = {split: path for split, path in files.items() if languages and is_parallel(path, languages)}
         tables = {split: path for split, path in files.items() if split not in parallel}
+        for path in tables.values():
+            _require_both(path, languages or ())
         splits = read_files(tables, TEXTS, streaming=streaming)
         splits |= {split: read_parallel(path, languages) for split, path in parallel.items() if languages}
-    return {split: first(rows, arguments.limit(split)) for split, rows in splits.items()}
+    return splits
 
 
 def read_files(files: Mapping[str, Path], readers: Mapping[str, str] = TABLES, *, streaming: bool = False) -> dict:
@@ -112,6 +117,8 @@ def read_files(files: Mapping[str, Path], readers: Mapping[str, str] = TABLES, *
             empty = not any(True for _ in islice(splits[split], 1))
         except Exception as error:  # each reader has its own
             reason = str(error.__cause__ or error).strip().splitlines()[0]
+            if "corresponds to no data" in reason:
+                raise DataError(f"{path} has no rows.") from error
             raise DataError(f"{path} cannot be read as {kind}: {reason}") from error
         if empty:
             raise DataError(f"{path} has no rows.")
@@ -156,6 +163,22 @@ def _in_language(path: Path, language: str) -> Path:
     return path.with_name(f"{path.name}.{language}")
 
 
+def _require_both(path: Path, languages: Sequence[str]) -> None:
+    """Whether what looks like parallel text is: two files, named without their languages.
+
+    Raises:
+        DataError: where one of them is missing, or was named alone.
+    """
+    there = [language for language in languages if _in_language(path, language).is_file()]
+    if there and not path.is_file():
+        missing = next(language for language in languages if language not in there)
+        raise DataError(
+            f"{_in_language(path, missing)} does not exist, the translation of {_in_language(path, there[0])}."
+        )
+    if path.suffix.lstrip(".") in languages:
+        raise DataError(f"{path} is one side of parallel text: name both by {path.with_suffix('')}.")
+
+
 def read_parallel(path: Path, languages: tuple[str, str]) -> Dataset:
     """Two files of as many lines, as rows of `translation`.
 
@@ -189,9 +212,15 @@ def read_hub(name: str, config: str | None, *, streaming: bool = False) -> dict[
 
 
 def first(rows: Rows, limit: int | None) -> Any:
-    """The first rows, as many as the limit says."""
+    """The first rows, as many as the limit says.
+
+    Raises:
+        DataError: for a limit that leaves none.
+    """
     if limit is None:
         return rows
+    if limit < 1:
+        raise DataError(f"{limit} rows are none: give a --max_…_samples of 1 or more, or leave it out.")
     return rows.take(limit) if isinstance(rows, IterableDataset) else rows.select(range(min(limit, len(rows))))
 
 
@@ -210,6 +239,7 @@ def require_splits(splits: Mapping[str, Any], training: TrainingArguments) -> No
     flags = {"train": "do_train", "validation": "do_eval", "test": "do_predict"}
     for split, wanted in asked.items():
         if wanted and split not in splits:
-            raise DataError(f"--{flags[split]} needs {split} data: name --{split}_file.")
+            there = ", ".join(splits)
+            raise DataError(f"--{flags[split]} needs {split} data, and there is only {there}: name --{split}_file.")
     if not any(asked.values()):
         raise DataError("Say what to do: --do_train, --do_eval, --do_predict, or several of them.")

@@ -18,14 +18,17 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
+from transformers.utils import logging
 
 from ..errors import DataError, InvalidConfigError
 from .conversion import AVERAGE_BATCHES, ConversionArguments, require_weights
-from .files import FileArguments, Rows, columns_of, load_splits, require_splits
+from .files import FileArguments, Rows, columns_of, first, load_splits, require_splits
 from .masking import MaskingTrainer, masker
-from .model import TextModelArguments, load_teacher, load_text_model, load_tokenizer, require_positions
+from .model import TextModelArguments, load_teacher, load_text_model, load_tokenizer, require_causal, require_positions
 from .perplexity import perplexity, summing
 from .training import convert_before_training, evaluate, train, transfer_batches
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -43,6 +46,10 @@ class LanguageModelArguments(FileArguments):
         },
     )
     streaming: bool = field(default=False, metadata={"help": "Read the data while training; needs --max_steps."})
+    validation_split_percentage: int = field(
+        default=5,
+        metadata={"help": "Where there is no validation data: the share of the training texts that is kept for it."},
+    )
 
 
 @dataclass
@@ -73,14 +80,20 @@ def run(
         raise InvalidConfigError("--streaming does not know how many rows there are: say --max_steps.")
     set_seed(training.seed)
     splits = load_splits(data, streaming=data.streaming)
+    if training.do_eval and "validation" not in splits and not data.streaming:
+        splits |= cut_off(splits.get("train"), data.validation_split_percentage)
     require_splits(splits, training)
     tokenizer = load_tokenizer(model_arguments)
     tokenizer.model_max_length = min(tokenizer.model_max_length, data.max_length)
     if masking is not None and tokenizer.mask_token is None:
         raise InvalidConfigError("A masked language model needs a tokenizer with a mask token, and this one has none.")
-    encoded = {name: encode(name, rows, tokenizer, data, masking) for name, rows in splits.items()}
+    encoded = {
+        name: first(encode(name, rows, tokenizer, data, masking), data.limit(name)) for name, rows in splits.items()
+    }
     auto_class: Any = AutoModelForCausalLM if masking is None else AutoModelForMaskedLM
     model = load_text_model(model_arguments, auto_class, tokenizer).to(training.device)
+    if masking is None:
+        require_causal(model)
     require_positions(model, data.max_length, "--max_length")
     collate: Any = default_data_collator
     masked: Any = None
@@ -98,7 +111,7 @@ def run(
             collate if masked is None else (lambda rows: masked(dict(collate(rows)), None)),
             training.seed,
         ),
-        teacher=load_teacher(conversion.teacher, auto_class, training.device),
+        teacher=load_teacher(conversion.teacher, auto_class, training.device, model_arguments),
     )
     training_rows = encoded.get("train") if training.do_train else None
     if data.streaming and training_rows is not None:
@@ -120,13 +133,31 @@ def run(
     if training.do_eval:
         metrics |= evaluate(trainer, encoded["validation"])
     if training.do_predict:
-        metrics |= evaluate(trainer, encoded["test"], "test")
+        metrics |= evaluate(trainer, encoded["test"], "predict")
     if training.push_to_hub:
         trainer.push_to_hub(
             finetuned_from=model_arguments.model_name_or_path or None,
             tasks="text-generation" if masking is None else "fill-mask",
         )
     return metrics
+
+
+def cut_off(rows: Dataset | None, percentage: int) -> dict[str, Dataset]:
+    """The first texts of a training set as `validation`, and the others as `train`; nothing where there is no training set.
+
+    Raises:
+        InvalidConfigError: for a share that leaves nothing of one of them.
+    """
+    if rows is None:
+        return {}
+    size = len(rows) * percentage // 100
+    if not 0 < size < len(rows):
+        raise InvalidConfigError(
+            f"--validation_split_percentage {percentage} of {len(rows)} training texts leaves no text on one side: name "
+            f"--validation_file, or another share."
+        )
+    logger.warning(f"No validation data is named: the first {size} of {len(rows)} training texts are kept for it.")
+    return {"validation": rows.select(range(size)), "train": rows.select(range(size, len(rows)))}
 
 
 def encode(
@@ -155,7 +186,9 @@ def encode(
         length=data.max_length,
         labelled=masking is None,
     )
-    options = {} if data.streaming else {"desc": "tokenize", "load_from_cache_file": False}
+    options: dict[str, Any] = {}
+    if not data.streaming:
+        options = {"desc": "tokenize", "load_from_cache_file": False, "num_proc": data.preprocessing_num_workers}
     encoded: Any = rows.map(make, batched=True, remove_columns=columns, **options)
     if not any(True for _ in islice(encoded, 1)):
         raise DataError(

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from ..errors import InvalidConfigError
+from ..synthesizers import Synthesizer
 
 logger = logging.get_logger(__name__)
 
@@ -25,9 +38,17 @@ class ModelArguments:
     model_revision: str = field(default="main", metadata={"help": "A branch, tag or commit of the Hub."})
     token: str | None = field(default=None, metadata={"help": "A token of the Hub, if not the stored one."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run model code that the repository holds."})
+    dtype: str = field(
+        default="float32",
+        metadata={
+            "help": "Of the weights, whatever the checkpoint says; auto leaves it to the checkpoint. Mixed precision is --bf16.",
+            "choices": ["auto", "float32", "bfloat16", "float16"],
+            "aliases": ["--torch_dtype"],
+        },
+    )
 
     def download_options(self) -> dict[str, Any]:
-        """What each `from_pretrained` is called with."""
+        """What each `from_pretrained` of a config, a tokenizer or a model is called with."""
         return {
             "cache_dir": self.cache_dir,
             "revision": self.model_revision,
@@ -53,24 +74,42 @@ def load_tokenizer(arguments: ModelArguments) -> PreTrainedTokenizerBase:
     """The tokenizer.
 
     Raises:
-        InvalidConfigError: where none is named.
+        InvalidConfigError: where none is named, or it cannot be loaded.
     """
     name = arguments.tokenizer_name or arguments.model_name_or_path
     if not name:
         raise InvalidConfigError("A model from scratch has no tokenizer of its own: name --tokenizer_name.")
-    return AutoTokenizer.from_pretrained(name, **arguments.download_options())
+    with loading("tokenizer", name):
+        return AutoTokenizer.from_pretrained(name, **arguments.download_options())
+
+
+@contextmanager
+def loading(what: str, name: str) -> Iterator[None]:
+    """Around whatever loads by a name.
+
+    Raises:
+        InvalidConfigError: instead of Transformers' own errors, which are a page long.
+    """
+    try:
+        yield
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        where = "" if Path(name).exists() else ", which is no folder here,"
+        raise InvalidConfigError(f"The {what} {name}{where} cannot be loaded: {reason}") from error
 
 
 def load_text_model(arguments: TextModelArguments, auto_class: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
     """The model with its head: with its weights, or from scratch; its embeddings hold whatever the tokenizer has.
 
     Raises:
-        InvalidConfigError: for arguments that contradict each other, and settings that the config has not.
+        InvalidConfigError: for arguments that contradict each other, settings that the config has not, and a model that cannot
+            be loaded or is of another kind.
     """
     options = arguments.download_options()
     name = arguments.config_name or arguments.model_name_or_path
     if name:
-        config: Any = AutoConfig.from_pretrained(name, **options)
+        with loading("model", name):
+            config: Any = AutoConfig.from_pretrained(name, **options)
     elif arguments.model_type is not None and arguments.model_type in CONFIG_MAPPING:
         config = CONFIG_MAPPING[arguments.model_type]()
     else:
@@ -83,23 +122,95 @@ def load_text_model(arguments: TextModelArguments, auto_class: Any, tokenizer: P
             raise InvalidConfigError(
                 "--config_overrides and --model_type are for a model from scratch, without weights."
             )
-        model = auto_class.from_pretrained(arguments.model_name_or_path, config=config, **options)
+        require_kind(config, auto_class, name)
+        with loading("model", arguments.model_name_or_path):
+            model = auto_class.from_pretrained(
+                arguments.model_name_or_path, config=config, dtype=arguments.dtype, **options
+            )
     else:
-        if arguments.config_overrides:
-            try:
-                config.update_from_string(arguments.config_overrides)
-            except (ValueError, TypeError) as error:
-                raise InvalidConfigError(f"--config_overrides {arguments.config_overrides}: {error}.") from error
-        model = auto_class.from_config(config)
+        require_kind(config, auto_class, name or str(arguments.model_type))
+        for end in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(config, end, getattr(tokenizer, end))
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = tokenizer.pad_token_id  # T5's
+        try:
+            config.update_from_string(arguments.config_overrides or "")
+            model = auto_class.from_config(config, dtype=None if arguments.dtype == "auto" else arguments.dtype)
+        except (ValueError, TypeError) as error:
+            raise InvalidConfigError(f"--config_overrides {arguments.config_overrides}: {error}.") from error
         logger.warning(f"A {config.model_type} from scratch: {model.num_parameters() / 1e6:.1f} M parameters.")
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(len(tokenizer))
     return model
 
 
-def load_teacher(path: str | None, auto_class: Any, device: torch.device) -> PreTrainedModel | None:
-    """The teacher that a path names, if one does."""
-    return auto_class.from_pretrained(path).to(device) if path else None
+SCRIPTS: dict[Any, str] = {
+    AutoModelForCausalLM: "run_clm.py and run_dialogue.py",
+    AutoModelForMaskedLM: "run_mlm.py",
+    AutoModelForSeq2SeqLM: "run_translation.py and run_summarization.py",
+}
+"""Which examples train which kind of model."""
+
+
+def require_kind(config: Any, auto_class: Any, name: str) -> None:
+    """Whether a model has the head that a task needs.
+
+    Raises:
+        InvalidConfigError: where it has not; it names the examples that are for such a model.
+    """
+    kind = config.model_type.removeprefix("synthesizer_")
+    fits = [one for one in SCRIPTS if kind in one._model_mapping._model_mapping]  # by model type, without an import
+    if fits and auto_class not in fits:
+        others = ", or ".join(SCRIPTS[one] for one in fits)
+        raise InvalidConfigError(f"{name} is a {kind}, which has no such head: {others} are for it.")
+
+
+@torch.no_grad()
+def require_causal(model: PreTrainedModel) -> None:
+    """Whether a language model is kept from seeing the tokens that it predicts: of two texts that differ in their last token, it
+    says the same before that.
+
+    Raises:
+        InvalidConfigError: for an encoder under a language model's head.
+    """
+    training = model.training
+    texts = torch.tensor([[0, 1, 1], [0, 1, 2]], device=model.device)
+    first, second = model.eval()(input_ids=texts, attention_mask=torch.ones_like(texts)).logits[:, 0].float()
+    model.train(training)
+    if (first - second).abs().max() > 1e-4 * first.abs().max():
+        raise InvalidConfigError(
+            f"{type(model).__name__} sees the tokens that it is to predict: it is an encoder, for run_mlm.py. To make a "
+            f"decoder of it, set is_decoder in its config."
+        )
+
+
+def load_teacher(
+    path: str | None, auto_class: Any, device: torch.device, arguments: ModelArguments
+) -> PreTrainedModel | None:
+    """The teacher that a path names, if one does, with weights of the student's precision.
+
+    Raises:
+        InvalidConfigError: for one that cannot be loaded, or is of another kind.
+    """
+    if not path:
+        return None
+    with loading("teacher", path):
+        config = AutoConfig.from_pretrained(path)
+    require_kind(config, auto_class, path)
+    with loading("teacher", path):
+        return auto_class.from_pretrained(path, config=config, dtype=arguments.dtype).to(device)
+
+
+def positions_of(model: PreTrainedModel) -> int | None:
+    """How many tokens a model takes: as many as its position embeddings have, less those that RoBERTa and its kin leave out, or
+    as its synthesizers know. None where nothing is in the way."""
+    known = [layer.max_length for layer in model.modules() if isinstance(layer, Synthesizer) and layer.max_length]
+    own = getattr(model.config, "max_position_embeddings", None)
+    if own is not None:
+        tables = (part for name, part in model.named_modules() if name.endswith("embeddings.position_embeddings"))
+        before = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
+        known.append(own - max(before, default=0))
+    return min(known, default=None)
 
 
 def require_positions(model: PreTrainedModel, length: int, flag: str) -> None:
@@ -108,6 +219,6 @@ def require_positions(model: PreTrainedModel, length: int, flag: str) -> None:
     Raises:
         InvalidConfigError: where it has fewer.
     """
-    has = getattr(model.config, "max_position_embeddings", None)
+    has = positions_of(model)
     if has is not None and length > has:
         raise InvalidConfigError(f"{flag} {length} is more than the {has} positions that {type(model).__name__} has.")

@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import DataError, InvalidConfigError
-from .files import FileArguments
+from .files import FileArguments, first
 from .perplexity import IGNORED
 
 DIALOGUES = ("dialogue", "dialog", "messages", "utterances")
@@ -64,7 +64,7 @@ def exchanges_of(split: str, rows: Dataset, arguments: DialogueArguments) -> Dat
             found["reply"].append(turns[place])
     if not found["reply"]:
         raise DataError(f"No dialogue of the {split} data has a second turn: there is no reply to learn.")
-    return Dataset.from_dict(found)
+    return first(Dataset.from_dict(found), arguments.limit(split))
 
 
 def _turns(split: str, number: int, value: Any) -> list[str]:
@@ -103,7 +103,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, arguments: Dialogu
         labels = [IGNORED] * len(history) + reply
         return {"input_ids": history + reply, "attention_mask": [1] * len(labels), "labels": labels}
 
-    return rows.map(make, desc="tokenize", load_from_cache_file=False)
+    return rows.map(make, desc="tokenize", load_from_cache_file=False, num_proc=arguments.preprocessing_num_workers)
 
 
 def _turn(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -52,13 +52,25 @@ class TextToTextTrainingArguments(Seq2SeqTrainingArguments):
 
     output_dir: str | None = field(default="outputs/text", metadata={"help": "Where the model and its scores go."})
     predict_with_generate: bool = field(default=True, metadata={"help": "Generate text and score it."})
+    generation_max_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "How many tokens are generated at most; --max_target_length by default.",
+            "aliases": ["--val_max_target_length"],
+        },
+    )
+    generation_num_beams: int | None = field(
+        default=None, metadata={"help": "How many beams text is searched with.", "aliases": ["--num_beams"]}
+    )
 
 
 class TextToTextTrainer(Seq2SeqTrainer):
     """Seq2SeqTrainer that scores what is generated against the texts as they are, and not as a tokenizer gives them back."""
 
     def __init__(self, *, scores: Scores, **kwargs: Any):
-        super().__init__(compute_metrics=self._score, **kwargs)
+        super().__init__(**kwargs)
+        generates = getattr(self.args, "predict_with_generate", False)
+        self.compute_metrics = self._score if generates else None
         self.scores = scores
         self.targets: list[str] = []
         self.generated: list[str] = []
@@ -71,6 +83,10 @@ class TextToTextTrainer(Seq2SeqTrainer):
     def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
         self.targets = list(test_dataset["target"])
         return super().predict(test_dataset, *args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self.gather_function = self.accelerator.gather_for_metrics  # without the rows that fill up a last batch
+        return super().evaluation_loop(*args, **kwargs)
 
     def _score(self, evaluation: EvalPrediction) -> dict[str, float]:
         found = evaluation.predictions[0] if isinstance(evaluation.predictions, tuple) else evaluation.predictions
@@ -130,7 +146,7 @@ def run(
             collate,
             training.seed,
         ),
-        teacher=load_teacher(conversion.teacher, AutoModelForSeq2SeqLM, training.device),
+        teacher=load_teacher(conversion.teacher, AutoModelForSeq2SeqLM, training.device, model_arguments),
     )
     trainer = TextToTextTrainer(
         model=model,
@@ -149,7 +165,8 @@ def run(
     if training.do_predict:
         found = dict(trainer.predict(encoded["test"], metric_key_prefix="predict").metrics or {})
         keep(trainer, "predict", found)
-        write_lines(trainer, "generated_predictions.txt", trainer.generated)
+        if training.predict_with_generate:
+            write_lines(trainer, "generated_predictions.txt", trainer.generated)
         metrics |= found
     if training.push_to_hub:
         task = "translation" if languages else "summarization"
@@ -175,7 +192,10 @@ def checked(split: str, sources: Sequence[Any], targets: Sequence[Any]) -> Datas
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, data: TextToTextArguments) -> Dataset:
     """Rows of the model's inputs with `labels`, and the wanted text as `target`."""
     make = partial(_encode, tokenizer=tokenizer, data=data)
-    return rows.map(make, batched=True, remove_columns=["source"], desc="tokenize", load_from_cache_file=False)
+    workers = data.preprocessing_num_workers
+    return rows.map(
+        make, batched=True, remove_columns=["source"], desc="tokenize", load_from_cache_file=False, num_proc=workers
+    )
 
 
 def _encode(

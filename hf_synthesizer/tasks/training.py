@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from datasets import Dataset
+from huggingface_hub import create_repo
 from torch import distributed
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import logging
 
-from ..errors import SynthesizerError
+from ..errors import InvalidConfigError, SynthesizerError
 from .conversion import ConversionArguments, convert
+from .resuming import has_ended, last_checkpoint, require_own
+
+logger = logging.get_logger(__name__)
 
 
 def run_script(main: Callable[[], Any]) -> None:
@@ -24,7 +29,8 @@ def run_script(main: Callable[[], Any]) -> None:
     try:
         main()
     except SynthesizerError as error:
-        raise SystemExit(f"error: {error}") from None
+        first = os.environ.get("RANK", "0") == "0"  # of several processes one says it
+        raise SystemExit(f"error: {error}" if first else 1) from None
     leave_together()
 
 
@@ -42,11 +48,29 @@ def leave_together() -> None:
 
 
 def parse(classes: tuple[Any, ...], argv: list[str]) -> tuple[Any, ...]:
-    """The arguments, from flags, or from one JSON file that is named instead."""
-    parser = HfArgumentParser(classes)
+    """The arguments, from flags, or from one JSON file that is named instead.
+
+    Raises:
+        InvalidConfigError: for a flag that there is not, and a value that it cannot have.
+    """
+    parser = _Parser(classes)
     if len(argv) == 1 and argv[0].endswith(".json"):
         return parser.parse_json_file(json_file=os.path.abspath(argv[0]))
-    return parser.parse_args_into_dataclasses(argv)
+    *found, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
+        raise InvalidConfigError(
+            f"There is no {flag}{f'; did you mean {near[0]}?' if near else ': --help lists all.'}"
+        )
+    return tuple(found)
+
+
+class _Parser(HfArgumentParser):
+    """One sentence for a mistake, instead of all flags before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidConfigError(f"{message[:1].upper()}{message[1:]}; --help says more.")
 
 
 def convert_before_training(
@@ -58,7 +82,18 @@ def convert_before_training(
     dataloader: Iterable[dict[str, Any]],
     teacher: PreTrainedModel | None = None,
 ) -> None:
-    """Convert the model in place; of several processes the first one makes the transfer, and the others load it."""
+    """Convert the model in place; of several processes the first one makes the transfer, and the others load it.
+
+    Whatever would stop the training after it is looked at first.
+
+    Raises:
+        InvalidConfigError: for a checkpoint in the output folder of another model or variant, and a Hub that cannot be reached.
+            And what `convert` raises.
+    """
+    checkpoint = last_checkpoint(training) if training.do_train else None
+    if checkpoint is not None:
+        require_own(checkpoint, model, conversion.variant)
+    _require_hub(training)
     with training.main_process_first(desc="transfer"):
         convert(
             model,
@@ -71,6 +106,20 @@ def convert_before_training(
         )
 
 
+def _require_hub(training: TrainingArguments) -> None:
+    """Whether what is to be pushed can be: better known before a training than after it."""
+    if training.push_to_hub and training.process_index == 0:
+        name = training.hub_model_id or Path(str(training.output_dir)).absolute().name
+        try:
+            create_repo(name, token=training.hub_token, private=training.hub_private_repo, exist_ok=True)
+        except Exception as error:  # offline, unreachable, without a token, or not allowed: each has its own error
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InvalidConfigError(
+                f"--push_to_hub: the repository {name} cannot be made on the Hub ({reason}). Log in with `hf auth login`, or "
+                f"leave the flag out and push later: hf-synthesizer push {training.output_dir} NAME."
+            ) from error
+
+
 def transfer_batches(rows: Callable[[], Any], conversion: ConversionArguments, collate: Any, seed: int) -> Any:
     """What a conversion looks at: shuffled batches of the rows, which nobody makes where nothing is converted."""
     if conversion.variant is None:
@@ -81,12 +130,23 @@ def transfer_batches(rows: Callable[[], Any], conversion: ConversionArguments, c
 
 
 def train(trainer: Trainer) -> dict[str, float]:
-    """Train, from the last checkpoint where there is one, and save the model and the metrics."""
+    """Train, from the last checkpoint where there is one, and save the model and the metrics.
+
+    A training that has ended is not begun again: its last checkpoint is loaded.
+    """
     training = trainer.args
-    checkpoint = training.resume_from_checkpoint
-    if checkpoint is None and os.path.isdir(str(training.output_dir)):
-        checkpoint = get_last_checkpoint(str(training.output_dir))
-    found = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
+    checkpoint = last_checkpoint(training)
+    if checkpoint is not None and has_ended(trainer, checkpoint):
+        logger.warning(
+            f"{checkpoint} is the end of this training, and is loaded. To train anew, name another --output_dir; to train on, "
+            f"more steps or epochs."
+        )
+        trainer._load_from_checkpoint(str(checkpoint))
+        trainer.save_model()
+        return {}
+    if checkpoint is not None:
+        logger.warning(f"The training goes on from {checkpoint}. To train anew, name another --output_dir.")
+    found = dict(trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint)).metrics)
     if isinstance(trainer.train_dataset, Dataset):
         found["train_samples"] = len(trainer.train_dataset)
     trainer.save_model()
@@ -95,9 +155,11 @@ def train(trainer: Trainer) -> dict[str, float]:
     return found
 
 
-def evaluate(trainer: Trainer, rows: Any, prefix: str = "eval") -> dict[str, float]:
-    """The metrics of a validation set, printed and saved."""
-    found = dict(trainer.evaluate(rows, metric_key_prefix=prefix))
+def evaluate(
+    trainer: Trainer, rows: Any, prefix: str = "eval", also: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """The metrics of a validation set, printed and saved, and others that were made elsewhere with them."""
+    found = {**trainer.evaluate(rows, metric_key_prefix=prefix), **(also or {})}
     if isinstance(rows, Dataset):
         found[f"{prefix}_samples"] = len(rows)
     keep(trainer, prefix, found)

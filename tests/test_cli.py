@@ -144,11 +144,12 @@ def test_finetune_and_evaluate(folder: Path) -> None:
 
 
 def test_bench_and_doctor(folder: Path) -> None:
-    bench = run(
-        folder, "bench", "stock", "--variant=random", "--variant=nystrom+random", "--lengths=8", "--seconds=0.1"
-    )
-    stock, random, unknown = bench["times"]
-    assert stock["speedup"] == 1 and random["milliseconds"] > 0 and "Unknown variant" in unknown["refused"]
+    bench = run(folder, "bench", "stock", "--variant=random", "--lengths=8", "--seconds=0.1")
+    stock, random = bench["times"]
+    assert stock["speedup"] == 1 and random["milliseconds"] > 0
+    assert "Unknown variant 'nystrom'" in refused(folder, "bench", "stock", "--variant=nystrom+random")
+    assert "up to 16,384 tokens" in refused(folder, "bench", "stock", "--lengths=100000")
+    assert "'int8' is not one of 'float32'" in refused(folder, "bench", "stock", "--dtype=int8", code=2)
     doctor = run(folder, "doctor")
     routes = {check["route"]: check for check in doctor["routes"] if check["device"] == "cpu"}
     assert doctor["passed"] and all(routes[name]["forms"] for name in ("static", "tiled", "sdpa", "strips", "sparse"))
@@ -161,6 +162,9 @@ def test_push(folder: Path, tmp_path: Path, hub: HubServer) -> None:  # noqa: F8
     pushed = run(folder, "push", "pushed", "me/pushed", **environment)
     assert pushed["repository"] == "me/pushed" and pushed["tokenizer"]
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(hub.repos["me/pushed"].files())
+    message = refused(folder, "push", "pushed", "me/other")
+    assert "error: me/other cannot be written on the Hub" in message and "hf auth login" in message
+    assert "'bad name!' is no name of a repository" in refused(folder, "push", "pushed", "bad name!")
 
 
 def test_mistakes_are_one_message(folder: Path) -> None:
@@ -170,4 +174,36 @@ def test_mistakes_are_one_message(folder: Path) -> None:
     assert message.startswith("error: Unknown variant 'denze'") and "Did you mean 'dense'?" in message
     message = refused(folder, "report", "nowhere")
     assert message.startswith("error: 'nowhere' cannot be loaded") and message.count("\n") == 1
+    assert "there is no such folder" in refused(folder, "report", "./nowhere")
     assert not (folder / "x").exists()
+
+
+def test_what_cannot_be_written_is_known_before_the_work(folder: Path) -> None:
+    (folder / "file").write_text("")
+    message = refused(folder, "patch", "stock", "--variant=dense", "--output=file/below")
+    assert message.startswith("error: file/below cannot be written: Not a directory")
+    attention = ("plot", "attention", "stock", "--text=the film is good .")
+    assert "a.html has to end in .png or .svg" in refused(folder, *attention, "--output=a.html")
+    assert "there is no folder nowhere" in refused(folder, *attention, "--output=nowhere/a.png")
+    assert "a.png has to end in .html" in refused(folder, "plot", "page", *attention[2:], "--output=a.png")
+    assert "cannot be read: No such file" in refused(folder, "patch", "stock", "--plan=none.json", "--output=x")
+
+
+def test_models_of_the_wrong_kind_are_named(folder: Path) -> None:
+    run(folder, "patch", "stock", "--variant=random", "--max-length=16", "--output=converted")
+    for name, message in (
+        (("patch", "converted", "--variant=dense"), "converted is converted already: start from the stock model"),
+        (("transfer", "stock", "--texts=texts.txt"), "stock is stock: convert it first, hf-synthesizer patch stock"),
+        (("transfer", "converted", "--teacher=converted", "--texts=texts.txt"), "converted is converted itself"),
+    ):
+        assert message in refused(folder, *name, "--output=x")
+    plan = {"hybrid": {"0": "random"}, "costs": {f"encoder.{layer}": 0.1 for layer in range(7)}}
+    (folder / "other.json").write_text(json.dumps(plan))
+    message = refused(folder, "patch", "stock", "--plan=other.json", "--output=x")
+    assert "made for another model: it has measured 7 layers" in message
+    data = ("--task=sst2", "--glue-dir=glue")
+    assert "What is not trained here is judged by a trained head, but stock has none" in refused(
+        folder, "evaluate", "stock", *data
+    )
+    message = refused(folder, "evaluate", "stock")
+    assert "--task" in message and "--validation-file" in message and "_file" not in message

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from hf_synthesizer import InvalidConfigError, NotPatchedError, SynthesizerConfig, patch_model
 from hf_synthesizer.cli.app import app
-from hf_synthesizer.pictures.recorded import record
+from hf_synthesizer.pictures.recorded import record, words_of
 from hf_synthesizer.plots import (
     plot_attention,
     plot_lengths,
@@ -138,6 +138,34 @@ def test_many_lines_are_drawn_in_a_panel_for_each_kind() -> None:
         "keys chosen first": ["stock sdpa", "floor", "routing"],
     }
     assert figure.get_suptitle() == "training"
+
+
+def test_each_stack_is_labelled_with_what_it_reads_and_padding_is_left_out() -> None:
+    model = build("T5ForConditionalGeneration")
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 1], [8, 9, 1, 0]])}
+    inputs["attention_mask"] = (inputs["input_ids"] != 0).long()
+    inputs["decoder_input_ids"] = torch.tensor([[0, 10, 11, 12, 13], [0, 14, 15, 16, 17]])
+    figure = plot_attention(model, inputs, tokenizer=tokenizer(), layers=[0, 3], heads=[0], row=1)
+    encoder, decoder = figure.axes
+    for axis, ids in ((encoder, [8, 9, 1]), (decoder, [0, 14, 15, 16, 17])):
+        names = [label.get_text() for label in axis.get_xticklabels()]
+        assert names == [label.get_text() for label in axis.get_yticklabels()]
+        assert names == words_of(tokenizer(), ids) and axis.images[0].get_array().shape == (len(ids), len(ids))
+    assert "2 of 4 layers, 1 of 3 heads" in figure.get_suptitle()
+    with pytest.raises(InvalidConfigError, match="no row 2: the batch has 2"):
+        plot_attention(model, inputs, row=2)
+
+
+def test_of_many_tokens_every_second_or_third_has_its_name() -> None:
+    model, length = build("BertModel", max_position_embeddings=64), 64
+    figure = plot_attention(model, {"input_ids": torch.full((1, length), 5)}, layers=[0], heads=[0])
+    places = figure.axes[0].get_xticks().tolist()
+    assert 16 <= len(places) < length and len({b - a for a, b in zip(places, places[1:], strict=False)}) == 1
+
+
+def test_words_of_a_svg_are_words(tmp_path: Path) -> None:
+    save(plot_transfer(REPORT), tmp_path / "a.svg")
+    assert ">before</text>" in (tmp_path / "a.svg").read_text()
 
 
 @pytest.mark.parametrize(

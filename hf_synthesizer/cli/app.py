@@ -55,5 +55,5 @@ def main() -> None:
         console.hide_progress_bars()
     try:
         app(prog_name="hf-synthesizer")
-    except (SynthesizerError, OSError, ModuleNotFoundError, KeyboardInterrupt) as error:
+    except (SynthesizerError, OSError, ModuleNotFoundError) as error:
         console.fail(error)

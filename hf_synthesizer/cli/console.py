@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -31,14 +33,50 @@ class CommandError(SynthesizerError, ValueError):
 
 @contextmanager
 def working() -> Iterator[None]:
-    """While a command works, stdout stays free for its report: what libraries print goes to stderr."""
-    with redirect_stdout(sys.stderr):
-        yield
+    """While a command works, stdout stays free for its report: what libraries print goes to stderr. Interrupted it leaves with 130."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130) from None
 
 
 def report(data: Any, text: str, as_json: bool) -> None:
     """Print a report, for a program or for a person."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str) if as_json else text)
+
+
+def require_folder(folder: Path) -> None:
+    """Whether a folder can be written: better known before the work than after it. Nothing is left there.
+
+    Raises:
+        CommandError: where it can not.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CommandError(f"{folder} cannot be written: {error.strerror or error}.") from error
+    finally:
+        for path in missing:
+            if path.exists():
+                path.rmdir()
+
+
+def require_file(file: Path, *endings: str) -> None:
+    """Whether a file can be written, and ends as what it is to be.
+
+    Raises:
+        CommandError: where it can not, or does not.
+    """
+    if file.suffix.lower() not in endings:
+        raise CommandError(f"{file} has to end in {' or '.join(endings)}.")
+    if not file.parent.is_dir():
+        raise CommandError(f"{file} cannot be written: there is no folder {file.parent}.")
+    require_folder(file.parent)
 
 
 def watched() -> bool:
@@ -66,9 +104,6 @@ def fail(error: BaseException) -> NoReturn:
             f"This command needs {error.name}, which is not installed: install hf_synthesizer with the extra '{extra}', "
             f"or {error.name} alone."
         )
-    elif isinstance(error, KeyboardInterrupt):
-        typer.echo("interrupted", err=True)
-        raise SystemExit(130) from None
     else:
         message = str(error).strip() or type(error).__name__
     typer.echo(f"error: {message}", err=True)

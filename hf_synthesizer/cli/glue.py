@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .console import CommandError, Json, watched, working
+from ..errors import DataError
+from .console import CommandError, Json, require_folder, watched, working
 from .console import report as show
 from .models import Model
 from .patching import Output
@@ -53,7 +55,8 @@ def evaluate(
     files = {"glue_dir": glue_dir, "validation_file": validation_file}
     with working(), tempfile.TemporaryDirectory() as folder:
         training = {"output_dir": folder, "do_eval": True, "per_device_eval_batch_size": batch_size}
-        metrics = _run(model, data, files, {}, training)
+        found = _run(model, data, files, {}, training)
+    metrics = {name: value for name, value in found.items() if name not in ("epoch", "eval_model_preparation_time")}
     show(metrics, _table(metrics), json)
 
 
@@ -104,8 +107,10 @@ def finetune(
         "learning_rate": learning_rate,
         "per_device_train_batch_size": batch_size,
         "seed": seed,
+        "logging_steps": 0.05,  # twenty points of a curve
     }
     with working():
+        require_folder(output)
         metrics = _run(model, data, files, conversion, training)
     show({**metrics, "output": str(output)}, f"{_table(metrics)}\nsaved in {output}", json)
 
@@ -130,6 +135,9 @@ def _run(
             ConversionArguments(**conversion),
             GlueTrainingArguments(report_to="none", disable_tqdm=not watched(), **training),
         )
+    except DataError as error:  # in the flags of the examples
+        flags = re.sub(r"--\w+", lambda flag: flag[0].replace("_", "-"), str(error)).replace("--task-name", "--task")
+        raise CommandError(flags) from error
     except OSError as error:
         raise CommandError(f"{model!r} or its data cannot be read: {' '.join(str(error).split())[:400]}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -10,6 +11,17 @@ from .console import CommandError, Json, working
 from .console import report as show
 from .models import Model, load_config
 from .patching import numbers
+
+LONGEST = 16384
+"""Tokens that `bench` times: beyond it a table alone takes gigabytes."""
+
+
+class Precision(StrEnum):
+    """What `bench` computes in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,7 +41,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.0, help="For everything, once it is built.")] = 40.0,
     training: Annotated[bool, typer.Option("--training", help="Time a forward and a backward.")] = False,
     device: Annotated[str, typer.Option(help="Where: cpu, cuda, mps, xpu.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.FLOAT32,
     json: Json = False,
 ) -> None:
     """Time one attention layer of this model's size on this machine, stock beside synthesized, in about a minute.
@@ -44,11 +56,13 @@ def bench(
     with working():
         import torch
 
+        from ..config import SynthesizerConfig
         from ..measuring.block import VARIANTS, bench_block
 
-        precision = getattr(torch, dtype, None)
-        if not isinstance(precision, torch.dtype):
-            raise CommandError(f"--dtype {dtype}: take float32, bfloat16 or float16.")
+        for name in variant or ():
+            SynthesizerConfig.create(name)
+        if max(chosen) > LONGEST:
+            raise CommandError(f"--lengths {lengths}: up to {LONGEST:,} tokens are timed.")
         if device != "cpu" and not (hasattr(torch, device) and getattr(torch, device).is_available()):
             raise CommandError(f"--device {device}: this torch ({torch.__version__}) finds no such device here.")
         found = bench_block(
@@ -59,7 +73,7 @@ def bench(
             seconds=seconds,
             training=training,
             device=device,
-            dtype=precision,
+            dtype=getattr(torch, dtype),
         )
     show(found.to_dict(), str(found), json)
 

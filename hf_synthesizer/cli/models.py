@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,6 +68,16 @@ def load_config(model: str) -> Any:
         raise _cannot(model, error) from error
 
 
+def base_of(model: str) -> str | None:
+    """The stock model that a converted one was made of, "" where it does not say; None for a stock model.
+
+    Raises:
+        CommandError: for a model that cannot be had.
+    """
+    settings = getattr(load_config(model), "synthesizer", None)
+    return None if settings is None else settings.get("base_model") or ""
+
+
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer.
 
@@ -128,6 +139,8 @@ def _cannot(model: str, error: Exception) -> Exception:
 
     if isinstance(error, SynthesizerError):
         return error
+    if model.startswith((".", "/", "~")) and not Path(model).exists():
+        return CommandError(f"{model!r} cannot be loaded: there is no such folder.")
     reason = " ".join(str(error).split())
     return CommandError(
         f"{model!r} cannot be loaded: {reason[:400]}{'…' * (len(reason) > 400)} Name a folder with a config.json, or a model on "

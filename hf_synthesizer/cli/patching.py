@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import CommandError, Json, working
+from .console import CommandError, Json, require_folder, working
 from .console import report as show
-from .models import AutoClass, Model, Task, find_tokenizer, load, outline
-from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, spec_of
+from .models import AutoClass, Model, Task, base_of, find_tokenizer, load, outline
+from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, read_json, spec_of
 
 Output = Annotated[Path, typer.Option(help="The folder to write.", file_okay=False)]
 
@@ -51,7 +51,14 @@ def patch(
     from ..patching.swap import patch_model
 
     with working():
-        loaded = patch_model(load(model, task, auto_class), spec, layers=parse_layers(layers), **options)
+        require_folder(output)
+        base = base_of(model)
+        if base is not None:
+            raise CommandError(f"{model} is converted already: start from the stock model{base and f', {base}'}.")
+        loaded = load(model, task, auto_class)
+        if plan is not None:
+            require_layers(loaded, plan)
+        patch_model(loaded, spec, layers=parse_layers(layers), **options)
         tokenizer = save(loaded, model, output)
     found = patch_report(loaded)
     data: dict[str, Any] = {
@@ -110,15 +117,54 @@ def push(
     if not folder.is_dir():
         raise CommandError(f"{folder} is no folder: name one that `patch`, `transfer` or save_pretrained wrote.")
     with working():
+        require_name(repository)
         loaded: Any = load(str(folder))
         tokenizer = find_tokenizer(str(folder))
         options: dict[str, Any] = {} if message is None else {"commit_message": message}
-        pushed = loaded.push_to_hub(repository, private=private or None, **options)
-        if tokenizer is not None:
-            tokenizer.push_to_hub(repository, **options)
+        try:
+            pushed = loaded.push_to_hub(repository, private=private or None, **options)
+            if tokenizer is not None:
+                tokenizer.push_to_hub(repository, **options)
+        except Exception as error:  # no network, no token, not allowed, an impossible name: each has its own error
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise CommandError(
+                f"{repository} cannot be written on the Hub: {reason.rstrip('.')}. Is the Hub within reach, and has "
+                f"`hf auth login` been run by somebody who may write there?"
+            ) from error
     address = str(getattr(pushed, "repo_url", None) or repository)
     data = {"repository": repository, "address": address, "tokenizer": tokenizer is not None}
     show(data, f"pushed to {address}", json)
+
+
+def require_name(repository: str) -> None:
+    """Whether the Hub could have a repository of that name.
+
+    Raises:
+        CommandError: where it could not.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise CommandError(f"{repository!r} is no name of a repository: {str(error).rstrip('.')}.") from error
+
+
+def require_layers(model: Any, plan: Path) -> None:
+    """Whether a plan was made for a model of these layers, as far as it says.
+
+    Raises:
+        CommandError: where it was made for another.
+    """
+    from ..patching.slots import find_slots
+
+    data, layers = read_json(plan), len(find_slots(model)[0])
+    measured = (data.get("heads") or data.get("costs")) if isinstance(data, dict) else None
+    if measured and len(measured) != layers:
+        raise CommandError(
+            f"{plan} was made for another model: it has measured {len(measured)} layers, and {type(model).__name__} has {layers}."
+        )
 
 
 def save(model: Any, source: str, output: Path) -> bool:

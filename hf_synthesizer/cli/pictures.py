@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import CommandError, Json, working
+from .console import CommandError, Json, require_file, working
 from .console import report as show
 from .models import AutoClass, Model, Task, load, load_tokenizer
 from .patching import numbers
@@ -28,6 +28,7 @@ Examples:
 
 plot = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
 
+PICTURES = (".png", ".svg")
 Output = Annotated[Path, typer.Option(help="The file to write.", dir_okay=False)]
 Text = Annotated[list[str], typer.Option("--text", metavar="TEXT", help="What the model reads; once for each.")]
 Teacher = Annotated[str | None, typer.Option(help="The stock model, to be shown beside it.")]
@@ -49,6 +50,7 @@ def attention(
     json: Json = False,
 ) -> None:
     """Draw where heads look, layer by layer, for the first text; with a teacher, also its maps and the difference."""
+    require_file(output, *PICTURES)
     with working():
         from ..plots import plot_attention
 
@@ -71,11 +73,12 @@ def page(
     json: Json = False,
 ) -> None:
     """Write one HTML file to touch attention in: choose text, layer and head, point at a token. It needs no network."""
+    require_file(output, ".html", ".htm")
     with working():
         from ..pictures import attention_page
 
         drawn, stock, tokenizer = _loaded(model, teacher, task, auto_class)
-        written = attention_page(drawn, text, stock, tokenizer=tokenizer, title=f"Attention of {model}")
+        written = attention_page(drawn, text, stock, tokenizer=tokenizer)
         output.write_text(written, encoding="utf-8")
     show({"output": str(output)}, f"written: {output}", json)
 
@@ -91,6 +94,7 @@ def synthesizer(
     json: Json = False,
 ) -> None:
     """Draw what the synthesized layers of a model have learnt, whatever the input."""
+    require_file(output, *PICTURES)
     with working():
         from ..plots import plot_synthesizer
 
@@ -170,5 +174,6 @@ def _indices(text: str | None) -> list[int] | None:
 def _write(figure: Figure, output: Path, json: bool) -> None:
     from ..plots import save
 
+    require_file(output, *PICTURES)
     save(figure, output)
     show({"output": str(output)}, f"written: {output}", json)

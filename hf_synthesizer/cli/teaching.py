@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import CommandError, Json, watched, working
+from .console import CommandError, Json, require_folder, watched, working
 from .console import report as show
-from .models import AutoClass, Model, Task, load, load_config, load_tokenizer
+from .models import AutoClass, Model, Task, base_of, load, load_tokenizer
 from .patching import Output, save
 from .variants import MaxLength, Options, options_of
 
@@ -136,10 +136,18 @@ def transfer(
         from ..transfer import transfer_attention
         from ..transfer.texts import read_texts, text_batches
 
+        require_folder(output)
         rows = read_texts(texts, column)
-        base = teacher or (getattr(load_config(model), "synthesizer", None) or {}).get("base_model")
-        if base is None:
+        made_of = base_of(model)
+        if made_of is None:
+            raise CommandError(
+                f"{model} is stock: convert it first, hf-synthesizer patch {model} --variant … --output …"
+            )
+        base = teacher or made_of
+        if not base:
             raise CommandError(f"{model} does not say which stock model it was made of: name it with --teacher.")
+        if base_of(base) is not None:
+            raise CommandError(f"--teacher {base} is converted itself: name the stock model that it was made of.")
         student, stock, tokenizer = load(model, task, auto_class), load(base, task, auto_class), load_tokenizer(model)
         loader = text_batches(
             rows, tokenizer, student, batch_size=batch_size, max_length=longest_of(student), seed=seed

@@ -83,10 +83,12 @@ def read_json(path: Path) -> Any:
     """The contents of a file.
 
     Raises:
-        CommandError: for a file that is no JSON.
+        CommandError: for a file that cannot be read or is no JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise CommandError(f"{path} is no JSON ({error}).") from error
 

@@ -61,17 +61,22 @@ def transfer_text(
 
 
 def load_student_and_teacher(
-    model_arguments: ModelArguments, arguments: ConversionArguments, task: Task, device: torch.device
+    model_arguments: ModelArguments,
+    arguments: ConversionArguments,
+    task: Task,
+    device: torch.device,
+    *,
+    judged: str = "",
 ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """The model, still stock, and the teacher, if one is named; who teaches has a trained head if answers are asked for.
 
     Raises:
         InvalidConfigError: for a head that is none.
     """
-    trained_head = arguments.transfer_answers > 0
-    student: Any = load_model(model_arguments, task, trained_head=trained_head and not arguments.teacher)
+    answers = "--transfer_answers learns what a trained head says" if arguments.transfer_answers else ""
+    student: Any = load_model(model_arguments, task, trained_head=judged or ("" if arguments.teacher else answers))
     if not arguments.teacher:
         return student.to(device), None
     return student.to(device), load_stock(
-        arguments.teacher, task, device, trained_head=trained_head, dtype=model_arguments.dtype
+        arguments.teacher, task, device, trained_head=answers, dtype=model_arguments.dtype
     )

@@ -23,8 +23,13 @@ class ModelArguments(TaskModelArguments):
     )
 
 
-def load_model(arguments: ModelArguments, task: Task, *, trained_head: bool = False) -> PreTrainedModel:
+def load_model(arguments: ModelArguments, task: Task, *, trained_head: str = "") -> PreTrainedModel:
     """The model with a head for the task; its classes are named in its config.
+
+    Args:
+        arguments: see there.
+        task: decides the head.
+        trained_head: what needs a head that was trained, if anything does.
 
     Raises:
         InvalidConfigError: for a checkpoint without such a head, where a trained one is asked for.
@@ -49,7 +54,7 @@ def load_stock(
     task: Task,
     device: torch.device | str = "cpu",
     *,
-    trained_head: bool = False,
+    trained_head: str = "",
     dtype: str = "float32",
 ) -> PreTrainedModel:
     """A teacher for the task; see `load_model`."""
@@ -59,7 +64,7 @@ def load_stock(
     return built.to(device)
 
 
-def _build(task: Task, path: str, config: Any, trained_head: bool, **options: Any) -> PreTrainedModel:
+def _build(task: Task, path: str, config: Any, trained_head: str, **options: Any) -> PreTrainedModel:
     build: Any = AutoModelForMultipleChoice if task.multiple_choice else AutoModelForSequenceClassification
     if not task.multiple_choice:
         _describe_labels(config, task)
@@ -68,8 +73,8 @@ def _build(task: Task, path: str, config: Any, trained_head: bool, **options: An
     fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if trained_head and fresh:
         raise InvalidConfigError(
-            f"--transfer_answers learns what the teacher's head says, but {path} has none for {task.name} "
-            f"({', '.join(fresh)}): name a model that was fine-tuned on the task, or leave the flag out."
+            f"{trained_head}, but {path} has none for {task.name} ({', '.join(fresh)}): name a model that was fine-tuned "
+            f"on the task."
         )
     return model
 

@@ -63,7 +63,7 @@ class BlockReport:
         what = "a step of training" if self.training else "inference"
         lines.append(
             f"one layer of {self.model_type}, {what}, batch {self.batch_size}, {self.device}, {self.dtype}, "
-            f"{self.threads} threads"
+            f"{self.threads} thread{'s' * (self.threads > 1)}"
         )
         return "\n".join(lines)
 

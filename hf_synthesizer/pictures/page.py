@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError
-from .recorded import LayerWeights, longest_of, record, tokenizer_for
+from .recorded import LayerWeights, longest_of, record, tokenizer_for, words_of
 from .tables import Table, in_words, tables_of
 
 TEMPLATE = Path(__file__).parent / "templates" / "attention.html"
@@ -57,7 +57,7 @@ def attention_page(
     shown: list[dict[str, Any]] = []
     for text in chosen:
         batch = tokenizer(text, truncation=True, max_length=longest, return_tensors="pt")
-        tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
+        tokens = words_of(tokenizer, batch["input_ids"][0].tolist())
         shown.append(
             {
                 "tokens": tokens,

@@ -65,6 +65,29 @@ def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[LayerWeigh
     ]
 
 
+def read_by(model: PreTrainedModel, inputs: Mapping[str, Any], stack: str, row: int = 0) -> list[tuple[int, int]]:
+    """What a stack of a model reads in a row of a batch: places and tokens, without padding."""
+    name, mask = "input_ids", inputs.get("attention_mask")
+    if model.config.is_encoder_decoder and stack == "decoder" and {"decoder_input_ids", "labels"} & inputs.keys():
+        name, mask = "decoder_input_ids", inputs.get("decoder_attention_mask")
+    if name in inputs:
+        tokens = inputs[name][row]
+    else:
+        shift: Any = model.prepare_decoder_input_ids_from_labels
+        tokens = shift(labels=inputs["labels"])[row]
+    seen = [True] * len(tokens) if mask is None else mask[row].bool().tolist()
+    return [(place, token) for place, (token, shown) in enumerate(zip(tokens.tolist(), seen, strict=True)) if shown]
+
+
+def words_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    """Tokens as somebody reads them: without the marks of a space that byte pairs and sentence pieces have."""
+    found = []
+    for token in map(str, tokenizer.convert_ids_to_tokens(ids)):
+        text = tokenizer.convert_tokens_to_string([token]).strip()
+        found.append(token if not text or "\ufffd" in text else text)
+    return found
+
+
 def attention_of(module: nn.Module) -> str:
     """The variant of a layer, or "stock"."""
     return module.synthesizer.config.variant if isinstance(module, SynthesizerMixin) else STOCK

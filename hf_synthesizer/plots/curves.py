@@ -99,7 +99,9 @@ def _report(data: Mapping[str, Any]) -> TransferReport:
     try:
         return TransferReport.from_dict({name: value for name, value in data.items() if name in fields})
     except (TypeError, KeyError) as error:
-        raise InvalidConfigError(f"This is no report of transfer_attention ({error}).") from error
+        raise InvalidConfigError(
+            f"This is no report of transfer_attention: it has {', '.join(map(str, data)) or 'nothing'}."
+        ) from error
 
 
 def plot_training(log: Any) -> Figure:
@@ -125,6 +127,7 @@ def plot_training(log: Any) -> Figure:
             colour = STOCK if name == "loss" else COLOURS[number % len(COLOURS)]
             axis.plot(*zip(*points, strict=True), color=colour, marker=".osD^v"[number % 6], markersize=4, label=name)
         axis.set_xlabel("step")
+        axis.set_xlim(left=0)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_ylabel(title)
         axis.legend(fontsize=8)

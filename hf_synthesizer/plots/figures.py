@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -23,8 +24,8 @@ LEGEND_LINE = 3.2
 FORMATS = (".png", ".svg")
 CELL = 1.5
 """Inches of a small map."""
-FEW_LABELS = 40
-"""Up to so many tokens have their names at the axes."""
+LABELS_AN_INCH = 12
+"""How many names of tokens stand side by side."""
 
 
 def save(figure: Figure, path: str | Path, *, dpi: int = 150) -> Path:
@@ -36,7 +37,8 @@ def save(figure: Figure, path: str | Path, *, dpi: int = 150) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise InvalidConfigError(f"A picture is written as {' or '.join(FORMATS)}, and {path.name!r} ends otherwise.")
-    figure.savefig(path, dpi=dpi)
+    with rc_context({"svg.fonttype": "none"}):  # words that can be searched and edited
+        figure.savefig(path, dpi=dpi)
     return path
 
 
@@ -61,12 +63,12 @@ def label_scale(axis: Axes, top: float, *, signed: bool = False) -> None:
     axis.set_title(f"{'±' if signed else '≤'} {top:.2g}", fontsize=6, loc="right", pad=3)
 
 
-def label_tokens(axis: Axes, tokens: Sequence[str], *, left: bool, below: bool) -> None:
-    """Tokens at the axes; without them, or where they are many, no more than their number at the end."""
-    few = len(tokens) <= FEW_LABELS
-    places = list(range(len(tokens))) if few else [0, len(tokens) - 1]
-    names = [plain(tokens[place]) for place in places] if few else [str(place) for place in places]
-    size = 6 if len(tokens) <= 20 else 4
+def label_tokens(axis: Axes, tokens: Sequence[str], *, left: bool, below: bool, inches: float) -> None:
+    """Tokens at the axes of a map of so many inches: all of them where there is room, else every second, third, …"""
+    room = max(2, int(inches * LABELS_AN_INCH))
+    places = list(range(0, len(tokens), -(-len(tokens) // room)))
+    names = [plain(tokens[place]) for place in places]
+    size = min(6.0, max(4.5, 50 * inches / len(tokens)))
     axis.set_xticks(places, names if below else [""] * len(places), rotation=90, fontsize=size)
     axis.set_yticks(places, names if left else [""] * len(places), fontsize=size)
 

@@ -32,14 +32,16 @@ def plot_heads(suggestion: HeadSuggestion) -> Figure:
     axes[0].set_yticks(range(rows), [str(layer) for layer in suggestion.costs], fontsize=7)
     axes[0].set_xlabel("head")
     axes[0].set_ylabel("layer")
-    figure.colorbar(image, ax=axes[0], label="root of the cost of its swap alone", shrink=0.9)
+    figure.colorbar(image, ax=axes[0], label="√ cost of swapping this head alone", shrink=0.9)
     if suggestion.curve:
         points = sorted(suggestion.curve.items())
         shares, changes = zip(*((count / suggestion.num_heads, change) for count, change in points), strict=True)
         axes[1].plot(shares, changes, "o-", color=COLOURS[0], markersize=4)
         axes[1].set_yscale("log")
+        axes[1].yaxis.set_minor_formatter("{x:g}")
+        axes[1].yaxis.set_major_formatter("{x:g}")
         axes[1].xaxis.set_major_formatter(PercentFormatter(1.0))
         axes[1].set_xlabel("heads synthesized together")
-        axes[1].set_ylabel("squared change of the answers, relative to them")
+        axes[1].set_ylabel("squared change of\nthe answers, relative")
         axes[1].grid(alpha=0.3)
     return figure

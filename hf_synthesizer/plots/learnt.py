@@ -61,6 +61,7 @@ def plot_synthesizer(
                 axis.set_title(f"head {head}", fontsize=8)
             elif not _is_wide(table):
                 axis.set_title("all heads", fontsize=8)
+    figure.suptitle("orange below 0, purple above; the number over a map is the end of its scale", fontsize=8)
     return figure
 
 

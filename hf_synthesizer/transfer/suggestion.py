@@ -47,7 +47,7 @@ class Suggestion(dict[int | str, str | SynthesizerConfig]):
         if not isinstance(hybrid, Mapping) or not hybrid:
             raise InvalidConfigError(
                 'A plan is a dict such as {"hybrid": {"0": "random", "1": {"variant": "factorized_random", "rank": 4}}}, as '
-                "suggest_layers writes it; found " + repr(data)[:200] + "."
+                f"suggest_layers writes it; found {_described(data)}."
             )
         return cls(hybrid_from_dict(hybrid), data.get("costs", {}), data.get("total", {}))
 
@@ -194,6 +194,12 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
     def load(cls, path: str | os.PathLike) -> HeadSuggestion:
         """What `save` wrote."""
         return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def _described(data: Any) -> str:
+    if isinstance(data, Mapping):
+        return f"a dict of {', '.join(map(str, data)) or 'nothing'}"
+    return f"a {type(data).__name__}"
 
 
 def _configs(value: Any) -> list[SynthesizerConfig]:

@@ -84,7 +84,7 @@ def plot_attention(
     figure.supylabel("who looks", fontsize=8)
     said = f"{len(shown)} of {len(recorded)} layers, {len(columns)} of {recorded[0].weights.shape[1]} heads"
     if teacher is not None:
-        said += "; difference: purple where the model looks more than the teacher, orange where less"
+        said += "\ndifference: purple where the model looks more than the teacher, orange where less"
     figure.suptitle(said, fontsize=8)
     return figure
 

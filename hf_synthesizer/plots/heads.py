@@ -40,7 +40,7 @@ def plot_heads(suggestion: HeadSuggestion) -> Figure:
         axes[1].set_yscale("log")
         axes[1].yaxis.set_minor_formatter("{x:g}")
         axes[1].yaxis.set_major_formatter("{x:g}")
-        axes[1].xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes[1].xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes[1].set_xlabel("heads synthesized together")
         axes[1].set_ylabel("squared change of\nthe answers, relative")
         axes[1].grid(alpha=0.3)

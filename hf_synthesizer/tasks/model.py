@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, SynthesizerError
 from ..synthesizers import Synthesizer
 
 logger = logging.get_logger(__name__)
@@ -92,6 +92,8 @@ def loading(what: str, name: str) -> Iterator[None]:
     """
     try:
         yield
+    except SynthesizerError:
+        raise
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         where = "" if Path(name).exists() else ", which is no folder here,"

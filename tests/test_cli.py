@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from hf_synthesizer import list_families, list_variants
+from hf_synthesizer.cli.app import app
 from tests.glue_rows import write_model, write_tasks
 from tests.hub_server import HubServer, hub  # noqa: F401
 
@@ -58,6 +60,22 @@ def refused(folder: Path, *arguments: str, code: int = 1) -> str:
     assert done.returncode == code and not done.stdout, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done.stderr
+
+
+def commands(group: Any, path: str = "hf-synthesizer") -> dict[str, Any]:
+    """Every command, by how it is called."""
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        called = f"{path} {name}"
+        found |= commands(command, called) if hasattr(command, "commands") else {called: command}
+    return found
+
+
+def test_the_help_of_every_command_has_an_example_of_it() -> None:
+    every = commands(typer.main.get_command(app))
+    assert len(every) == 18
+    for called, command in every.items():
+        assert "Example" in command.help and f"\n  {called}" in command.help, called
 
 
 def test_help_imports_nothing_heavy(folder: Path) -> None:

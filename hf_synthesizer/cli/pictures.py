@@ -49,7 +49,12 @@ def attention(
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Draw where heads look, layer by layer, for the first text; with a teacher, also its maps and the difference."""
+    """Draw where heads look, layer by layer, for the first text; with a teacher, also its maps and the difference.
+
+    \b
+    Example:
+      hf-synthesizer plot attention taught --text "A quiet film." --teacher bert-base-uncased --output a.png
+    """
     require_file(output, *PICTURES)
     with working():
         from ..plots import plot_attention
@@ -72,7 +77,12 @@ def page(
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Write one HTML file to touch attention in: choose text, layer and head, point at a token. It needs no network."""
+    """Write one HTML file to touch attention in: choose text, layer and head, point at a token. It needs no network.
+
+    \b
+    Example:
+      hf-synthesizer plot page taught --text "A quiet film." --text "A loud one." --output a.html
+    """
     require_file(output, ".html", ".htm")
     with working():
         from ..pictures import attention_page
@@ -93,7 +103,12 @@ def synthesizer(
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Draw what the synthesized layers of a model have learnt, whatever the input."""
+    """Draw what the synthesized layers of a model have learnt, whatever the input.
+
+    \b
+    Example:
+      hf-synthesizer plot synthesizer taught --layers 0,5 --output learnt.svg
+    """
     require_file(output, *PICTURES)
     with working():
         from ..plots import plot_synthesizer
@@ -104,7 +119,12 @@ def synthesizer(
 
 @plot.command()
 def suggestion(file: File, output: Output, json: Json = False) -> None:
-    """Draw what `suggest --json` measured."""
+    """Draw what `suggest --json` measured.
+
+    \b
+    Example:
+      hf-synthesizer plot suggestion plan.json --output plan.png
+    """
     with working():
         from ..plots import plot_suggestion
 
@@ -114,7 +134,12 @@ def suggestion(file: File, output: Output, json: Json = False) -> None:
 
 @plot.command()
 def transfer(file: File, output: Output, json: Json = False) -> None:
-    """Draw the report that `transfer --json` printed."""
+    """Draw the report that `transfer --json` printed.
+
+    \b
+    Example:
+      hf-synthesizer plot transfer transfer.json --output transfer.png
+    """
     with working():
         from ..plots import plot_transfer
 
@@ -124,7 +149,12 @@ def transfer(file: File, output: Output, json: Json = False) -> None:
 
 @plot.command()
 def training(file: File, output: Output, json: Json = False) -> None:
-    """Draw losses and scores of a Trainer, from its trainer_state.json or the folder that holds it."""
+    """Draw losses and scores of a Trainer, from its trainer_state.json or the folder that holds it.
+
+    \b
+    Example:
+      hf-synthesizer plot training tuned --output training.png
+    """
     with working():
         from ..plots import plot_training
 
@@ -142,7 +172,12 @@ def benchmark(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Draw what the repository's benchmarks have measured against the length, from one of their CSV files."""
+    """Draw what the repository's benchmarks have measured against the length, from one of their CSV files.
+
+    \b
+    Example:
+      hf-synthesizer plot benchmark benchmarks/results/attention.csv --conditions train-none-float32 --output speed.png
+    """
     with working():
         import csv
 

@@ -86,7 +86,9 @@ def run(
     tokenizer = load_tokenizer(model_arguments)
     tokenizer.model_max_length = min(tokenizer.model_max_length, data.max_length)
     if masking is not None and tokenizer.mask_token is None:
-        raise InvalidConfigError("A masked language model needs a tokenizer with a mask token, and this one has none.")
+        raise InvalidConfigError(
+            "A masked language model needs a tokenizer with a mask token, and this one has none: a decoder is for run_clm.py."
+        )
     encoded = {
         name: first(encode(name, rows, tokenizer, data, masking), data.limit(name)) for name, rows in splits.items()
     }

@@ -54,6 +54,11 @@ class DataError(SynthesizerError, ValueError):
     """Data or a task that cannot be trained on; the message is one sentence for the user."""
 
 
+def first_line(error: BaseException) -> str:
+    """The beginning of what another library's error says, which may go on for a page; its name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """' Did you mean …?' for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import first_line
 from .console import CommandError, Json, require_folder, working
 from .console import report as show
 from .models import AutoClass, Model, Task, base_of, find_tokenizer, load, outline
@@ -126,9 +127,8 @@ def push(
             if tokenizer is not None:
                 tokenizer.push_to_hub(repository, **options)
         except Exception as error:  # no network, no token, not allowed, an impossible name: each has its own error
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise CommandError(
-                f"{repository} cannot be written on the Hub: {reason.rstrip('.')}. Is the Hub within reach, and has "
+                f"{repository} cannot be written on the Hub: {first_line(error).rstrip('.')}. Is the Hub within reach, and has "
                 f"`hf auth login` been run by somebody who may write there?"
             ) from error
     address = str(getattr(pushed, "repo_url", None) or repository)

@@ -28,7 +28,6 @@ Examples:
 
 plot = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
 
-PICTURES = (".png", ".svg")
 Output = Annotated[Path, typer.Option(help="The file to write.", dir_okay=False)]
 Text = Annotated[list[str], typer.Option("--text", metavar="TEXT", help="What the model reads; once for each.")]
 Teacher = Annotated[str | None, typer.Option(help="The stock model, to be shown beside it.")]
@@ -55,7 +54,7 @@ def attention(
     Example:
       hf-synthesizer plot attention taught --text "A quiet film." --teacher bert-base-uncased --output a.png
     """
-    require_file(output, *PICTURES)
+    _require_picture(output)
     with working():
         from ..plots import plot_attention
 
@@ -109,7 +108,7 @@ def synthesizer(
     Example:
       hf-synthesizer plot synthesizer taught --layers 0,5 --output learnt.svg
     """
-    require_file(output, *PICTURES)
+    _require_picture(output)
     with working():
         from ..plots import plot_synthesizer
 
@@ -206,9 +205,15 @@ def _indices(text: str | None) -> list[int] | None:
     return None if text is None else numbers(text, "--layers or --heads", least=0)
 
 
+def _require_picture(output: Path) -> None:
+    from ..plots.figures import FORMATS
+
+    require_file(output, *FORMATS)
+
+
 def _write(figure: Figure, output: Path, json: bool) -> None:
     from ..plots import save
 
-    require_file(output, *PICTURES)
+    _require_picture(output)
     save(figure, output)
     show({"output": str(output)}, f"written: {output}", json)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from datasets import Dataset, IterableDataset, load_dataset
 from transformers import TrainingArguments
 
-from ..errors import DataError
+from ..errors import DataError, first_line
 
 TABLES = {"csv": "csv", "json": "json", "jsonl": "json", "parquet": "parquet"}
 """What files with columns end in, and who reads them."""
@@ -116,7 +116,7 @@ def read_files(files: Mapping[str, Path], readers: Mapping[str, str] = TABLES, *
             splits[split] = load_dataset(kind, data_files=str(path), split="train", streaming=streaming, **options)
             empty = not any(True for _ in islice(splits[split], 1))
         except Exception as error:  # each reader has its own
-            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            reason = first_line(error.__cause__ or error)
             if "corresponds to no data" in reason:
                 raise DataError(f"{path} has no rows.") from error
             raise DataError(f"{path} cannot be read as {kind}: {reason}") from error

@@ -21,8 +21,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..errors import InvalidConfigError, SynthesizerError
-from ..synthesizers import Synthesizer
+from ..errors import InvalidConfigError, SynthesizerError, first_line
+from ..pictures.recorded import longest_of
 
 logger = logging.get_logger(__name__)
 
@@ -95,9 +95,8 @@ def loading(what: str, name: str) -> Iterator[None]:
     except SynthesizerError:
         raise
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         where = "" if Path(name).exists() else ", which is no folder here,"
-        raise InvalidConfigError(f"The {what} {name}{where} cannot be loaded: {reason}") from error
+        raise InvalidConfigError(f"The {what} {name}{where} cannot be loaded: {first_line(error)}") from error
 
 
 def load_text_model(arguments: TextModelArguments, auto_class: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -206,7 +205,7 @@ def load_teacher(
 def positions_of(model: PreTrainedModel) -> int | None:
     """How many tokens a model takes: as many as its position embeddings have, less those that RoBERTa and its kin leave out, or
     as its synthesizers know. None where nothing is in the way."""
-    known = [layer.max_length for layer in model.modules() if isinstance(layer, Synthesizer) and layer.max_length]
+    known = [length for length in [longest_of(model)] if length]
     own = getattr(model.config, "max_position_embeddings", None)
     if own is not None:
         tables = (part for name, part in model.named_modules() if name.endswith("embeddings.position_embeddings"))

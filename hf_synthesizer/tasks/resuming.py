@@ -53,11 +53,10 @@ def require_own(checkpoint: Path, model: PreTrainedModel, variant: str | None) -
         return
     saved, wanted = json.loads(path.read_text(encoding="utf-8")), model.config.to_dict()
     kinds = [config["model_type"].removeprefix("synthesizer_") for config in (saved, wanted)]
-    sizes = [
-        name for name in ("hidden_size", "d_model", "num_hidden_layers", "num_layers", "vocab_size") if name in wanted
-    ]
     different = [
-        f"{name} {saved.get(name)} there, {wanted[name]} here" for name in sizes if saved.get(name) != wanted[name]
+        f"{name} {saved.get(name)} there, {wanted[name]} here"
+        for name in SIZES
+        if name in wanted and saved.get(name) != wanted[name]
     ]
     if kinds[0] != kinds[1]:
         different = [f"a {kinds[0]} there, a {kinds[1]} here"]

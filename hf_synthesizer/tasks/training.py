@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
 from transformers.utils import logging
 
-from ..errors import InvalidConfigError, SynthesizerError
+from ..errors import InvalidConfigError, SynthesizerError, first_line
 from .conversion import ConversionArguments, convert
 from .resuming import has_ended, last_checkpoint, require_own
 
@@ -113,9 +113,8 @@ def _require_hub(training: TrainingArguments) -> None:
         try:
             create_repo(name, token=training.hub_token, private=training.hub_private_repo, exist_ok=True)
         except Exception as error:  # offline, unreachable, without a token, or not allowed: each has its own error
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InvalidConfigError(
-                f"--push_to_hub: the repository {name} cannot be made on the Hub ({reason}). Log in with `hf auth login`, or "
+                f"--push_to_hub: the repository {name} cannot be made on the Hub ({first_line(error)}). Log in with `hf auth login`, or "
                 f"leave the flag out and push later: hf-synthesizer push {training.output_dir} NAME."
             ) from error
 

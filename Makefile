@@ -74,8 +74,8 @@ COVERAGE := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_H
 coverage: $(TRITON_INSTALLED) ## run the tests, and write how much of the package they run
 	$(COVERAGE)
 	TRITON_INTERPRET=1 $(COVERAGE) --cov-append -m kernels tests/kernels
-	$(BIN)/python benchmarks/covered_lines.py
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python -m benchmarks.report.covered_lines
+	$(BIN)/python -m benchmarks.report.tables
 
 docs: $(INSTALLED) ## build the documentation site into docs/_build/html
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build/html

@@ -129,7 +129,7 @@ def write_text(path: Path, count: int, seed: int) -> Path:
 
 
 def write_paper_data(folder: Path) -> None:
-    """Multi30k, WikiText-2 and DialogSum as benchmarks/paper.py looks for them, in a few rows."""
+    """Multi30k, WikiText-2 and DialogSum as benchmarks/paper/scores.py looks for them, in a few rows."""
     for name in ("mt", "lm", "summ"):
         (folder / name).mkdir()
     for split, count in {"train": 20, "test_2016_flickr": 6}.items():

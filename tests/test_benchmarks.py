@@ -264,7 +264,7 @@ def test_the_documents_say_what_the_results_say(benchmarks: Any) -> None:
     for document in tables.DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         assert tables.PLACE.search(text), f"{document.name} has no table"
-        assert tables.with_tables(text) == text, f"{document.name}: run python benchmarks/tables.py"
+        assert tables.with_tables(text) == text, f"{document.name}: run python -m benchmarks.report.tables"
 
 
 def test_what_is_missed_of_what_was_asked_is_bold(benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

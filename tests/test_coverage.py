@@ -1,4 +1,4 @@
-"""What `benchmarks/coverage.py` found holds for this Transformers: the same faces for all types, the same laws for a few."""
+"""What `benchmarks/model_types/survey.py` found holds for this Transformers: the same faces for all types, the same laws for a few."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_run_writes_what_the_table_needs_and_is_not_repeated(
     bench.main(chosen)
     assert "5 of 5 runs are there" in capsys.readouterr().out
     document = tmp_path / "guide.md"
-    document.write_text("# Guide\n<!-- table: glue (benchmarks/glue_table.py) -->\n<!-- end of table -->\nMore.\n")
+    document.write_text("# Guide\n<!-- table: glue (benchmarks/report/glue.py) -->\n<!-- end of table -->\nMore.\n")
     where = [f"--results={tmp_path / 'results'}", "--documents", str(document)]
     with pytest.raises(SystemExit, match="disagree"):
         table.main([*where, "--check"])

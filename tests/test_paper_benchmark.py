@@ -102,7 +102,7 @@ def test_the_table_stands_beside_the_literature(tmp_path: Path) -> None:
     )
 
     document = tmp_path / "tasks.md"
-    document.write_text("# x\n<!-- table: paper-clm (benchmarks/paper_table.py) -->\n<!-- end of table -->\n")
+    document.write_text("# x\n<!-- table: paper-clm (benchmarks/report/paper.py) -->\n<!-- end of table -->\n")
     (tmp_path / "paper").mkdir()
     for row in rows:
         (tmp_path / "paper" / f"{row['variant']}-{row['seed']}.json").write_text(json.dumps(row))

@@ -20,7 +20,7 @@ import scaling  # noqa: E402
 
 def test_the_page_is_what_the_script_writes() -> None:
     done = subprocess.run(
-        [sys.executable, "benchmarks/scaling.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "benchmarks/scaling/costs.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
 

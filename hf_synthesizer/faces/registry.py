@@ -20,7 +20,7 @@ PREFIX = "synthesizer_"
 CLASSES = "hf_synthesizer.models"
 """Where synthesized classes live."""
 SERVED = Path(__file__).parent / "served.csv"
-"""Written by benchmarks/coverage.py."""
+"""Written by benchmarks/model_types/survey.py."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def list_families() -> list[str]:
 
 @cache
 def served_types() -> dict[str, str]:
-    """From each model type that passed the laws of benchmarks/coverage.py to the faces that serve it."""
+    """From each model type that passed the laws of benchmarks/model_types/survey.py to the faces that serve it."""
     with SERVED.open(newline="") as file:
         return {row["model_type"]: row["face"] for row in csv.DictReader(file)}
 

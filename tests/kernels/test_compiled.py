@@ -52,7 +52,7 @@ def test_every_specialisation_compiles_within_the_limits_of_its_gpu(kernel: str,
     for row in rows:
         recorded = named[tuple(row[name] for name in NAMES)]
         for column in ("rows", "keys", "warps", "stages", "registers", "shared_bytes", "occupancy"):
-            assert recorded[column] == row[column], f"{column} of {row}: run python benchmarks/kernel_resources.py"
+            assert recorded[column] == row[column], f"{column} of {row}: run python -m benchmarks.scaling.kernel_resources"
 
 
 def test_a_quick_run_compiles_one_of_each_kernel(tmp_path: Path) -> None:

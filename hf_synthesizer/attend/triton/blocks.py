@@ -51,7 +51,7 @@ BLOCKS = {
     ("table", 4, 128): Blocks(32, 32, 8, 2),
     ("table", 4, 256): Blocks(32, 32, 8, 1),
 }
-"""By kernel, bytes of a number and width: large ones of those with which no form spills a register (benchmarks/kernel_resources.py). What
+"""By kernel, bytes of a number and width: large ones of those with which no form spills a register (benchmarks/scaling/kernel_resources.py). What
 is fast on a GPU, nobody has measured."""
 
 

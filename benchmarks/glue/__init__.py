@@ -1,0 +1,1 @@
+"""GLUE with stock and synthesized attention."""

@@ -1,0 +1,1 @@
+"""Speed of whole models, of decoding and of the first call."""

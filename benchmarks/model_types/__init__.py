@@ -1,0 +1,1 @@
+"""Every model type of Transformers, patched and held to the laws of a patched model."""

@@ -1,0 +1,1 @@
+"""What pretrained models keep when a part of their attention is synthesized."""

@@ -1,8 +1,7 @@
-#!/usr/bin/env python
 """Writes the matrix of docs/compatibility.md, and the tests behind it, from the markers `feature` in the tests.
 
-    python docs/compatibility.py            # writes both pages
-    python docs/compatibility.py --check    # only says whether they are what the markers say
+    python -m docs.compatibility          # writes both pages
+    python -m docs.compatibility --check  # only says whether they are what the markers say
 
 A cell is what tests claim, and a test that claims what it does not do fails (tests/features.py). The tests are collected, not run.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,7 +23,7 @@ PLACE = re.compile(
 )
 
 Test = tuple[str, str]
-"""File and function."""
+"""File, from `tests/`, and function."""
 Claims = dict[tuple[str, str], dict[bool, list[Test]]]
 """By feature and kind: the tests that say it works (False), and that it is refused (True)."""
 
@@ -40,7 +38,13 @@ class Collector:
         from tests.features import claims
 
         found = {
-            (name, kind, marker.kwargs.get("refused", False), Path(item.path).name, item.originalname)
+            (
+                name,
+                kind,
+                marker.kwargs.get("refused", False),
+                Path(item.path).relative_to(ROOT / "tests").as_posix(),
+                item.originalname,
+            )
             for item in session.items
             for name, kinds, marker in claims(item)
             for kind in kinds
@@ -52,16 +56,15 @@ def collect(path: Path) -> None:
     """Write the claims of all tests, the slow ones too, to a file."""
     import pytest
 
-    marked = [str(file) for file in (ROOT / "tests").glob("test_*.py") if "mark.feature(" in file.read_text("utf-8")]
+    marked = [str(file) for file in (ROOT / "tests").rglob("test_*.py") if "mark.feature(" in file.read_text("utf-8")]
     options = ["--collect-only", "-q", "-m", "feature", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
     sys.exit(pytest.main([*options, *marked], plugins=[Collector(path)]))
 
 
 def read_claims(path: Path) -> Claims:
     """What `collect` found, in a process of its own: pytest leaves much behind."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, str(Path(__file__)), "--collect", str(path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-m", "docs.compatibility", "--collect", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     claims: Claims = defaultdict(lambda: defaultdict(list))
@@ -123,7 +126,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--collect", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    sys.path.insert(0, str(ROOT))
     if arguments.collect:
         collect(arguments.collect)
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if arguments.check:
-            sys.stderr.write(f"{path.name} is not what the tests say: run python docs/compatibility.py\n")
+            sys.stderr.write(f"{path.name} is not what the tests say: run python -m docs.compatibility\n")
         else:
             path.write_text(wanted[path], encoding="utf-8")
     return len(stale) if arguments.check else 0

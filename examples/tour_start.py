@@ -5,9 +5,12 @@ The model is MiniLM-L6 where `make demo` has installed its package, and otherwis
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -31,20 +34,19 @@ PARTS = ["film", "plot", "acting", "music", "ending", "script", "dialogue", "cam
 
 
 def local_hub(folder: Path) -> str:
-    """Start a Hub on loopback, in this process, and point the Hub's client at it; its address.
+    """Start a Hub on loopback, in a process that ends with this one, and point the Hub's client at it; its address.
 
     The client reads the address when it is imported, so this comes before any import of Transformers. For the real Hub leave
     it out, and log in with `hf auth login`.
     """
-    sys.path[:0] = [str(ROOT)]
-    from tests.hub_server import HubServer
-
-    server = HubServer().start()
-    environment = server.environment(folder / "home")
+    command = [sys.executable, "-m", "tests.hub_server", str(folder / "home")]
+    server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.terminate)
+    environment = json.loads(server.stdout.readline())
     for name in [name for name in os.environ if name not in environment]:
         del os.environ[name]
     os.environ.update(environment)
-    return server.url
+    return environment["HF_ENDPOINT"]
 
 
 def reviews() -> tuple[list[dict], list[dict]]:

@@ -343,7 +343,18 @@ class Connection(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None: ...  # `requests` has it all
 
 
+def main() -> None:
+    """Serve until the standard input ends: `python -m tests.hub_server HOME` says the variables of a client as JSON."""
+    with HubServer() as server:
+        print(json.dumps(server.environment(sys.argv[1])), flush=True)
+        sys.stdin.read()
+
+
 @pytest.fixture
 def hub() -> Iterator[HubServer]:
     with HubServer() as server:
         yield server
+
+
+if __name__ == "__main__":
+    main()

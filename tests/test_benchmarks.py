@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import csv
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.block import attention, blocks, memory
+from benchmarks.measurements import devices, grid, records
+from benchmarks.report import block_bars, plots, tables
+from benchmarks.report.table_places import table_names
+from benchmarks.sparse import growth
 from hf_synthesizer import list_variants
 from hf_synthesizer.measuring import timing
+from tests.benchmark_runs import BENCHMARKS, ROOT, lines, run
 
-ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ROOT / "benchmarks"
 PROVENANCE = ("cpu", "cores", "threads", "torch", "transformers", "hf_synthesizer", "commit", "date")
 SCRIPTS = {
-    "attention": {"stock sdpa", "stock eager", "floor", "random", "dense+salience", "fnet", "linformer"},
-    "model": {"stock sdpa", "dense"},
-    "decode": {"stock sdpa", "dense+salience"},
-    "memory": {"stock sdpa", "random"},
-    "compression": {
+    "block.attention": {"stock sdpa", "stock eager", "floor", "random", "dense+salience", "fnet", "linformer"},
+    "model.speed": {"stock sdpa", "dense"},
+    "model.decode": {"stock sdpa", "dense+salience"},
+    "block.memory": {"stock sdpa", "random"},
+    "block.compression": {
         "stock sdpa",
         "factorized_random",
         "factorized_random (fused)",
@@ -34,35 +34,6 @@ SCRIPTS = {
         "factorized_random (tolerance 0.01)",
     },
 }
-
-
-def run(script: str, *options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCHMARKS / f"{script}.py"), *map(str, options)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-
-
-def lines(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Import a module of the benchmarks by name; they are scripts, and not installed."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    before = set(sys.modules)
-
-    def load(name: str) -> ModuleType:
-        return __import__(name)
-
-    yield load
-    for name in set(sys.modules) - before:
-        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", None)):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -75,7 +46,7 @@ def test_a_quick_run_measures_every_variant_with_machine_and_versions(script: st
     for row in rows:
         assert row["status"] == "ok" or row["reason"] == "Fourier mixing takes no mask"
         assert all(row[name] for name in PROVENANCE)
-        if row["status"] == "ok" and script != "memory":
+        if row["status"] == "ok" and script != "block.memory":
             assert 0 < float(row["p20_ms"]) <= float(row["median_ms"]) <= float(row["p80_ms"])
             assert float(row["speedup"]) == pytest.approx(
                 float(row["stock_sdpa_ms"]) / float(row["median_ms"]), rel=0.05
@@ -86,7 +57,7 @@ def test_a_quick_run_measures_every_variant_with_machine_and_versions(script: st
 def test_the_account_names_the_machine_its_peak_and_each_form_s_own_floor(tmp_path: Path) -> None:
     output = tmp_path / "results.csv"
     options = ("--lengths", 32, "--batch_sizes", 1, "--modes", "inference", "--padding", "none", "--dtypes", "float32")
-    done = run("attention", *options, "--repeats", 3, "--variants", "random,dense,fnet", "--output", output)
+    done = run("block.attention", *options, "--repeats", 3, "--variants", "random,dense,fnet", "--output", output)
     assert done.returncode == 0, done.stderr
     rows = {row["variant"]: row for row in lines(output)}
     assert all(row["cpu"] and row["instruction_set"] and row["threads"] == "1" for row in rows.values())
@@ -101,10 +72,7 @@ def test_the_account_names_the_machine_its_peak_and_each_form_s_own_floor(tmp_pa
     assert not rows["fnet"]["own_floor_ms"]  # no form of ours
 
 
-def test_lines_of_another_processor_stay_beside_one_s_own(
-    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = benchmarks("records")
+def test_lines_of_another_processor_stay_beside_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {name: "x" for name in records.KEY}
     results = records.Results(tmp_path / "results.csv", ("status",))
     results.add({**row, "status": "ok"})
@@ -120,7 +88,7 @@ def test_lines_of_another_processor_stay_beside_one_s_own(
 
 
 def test_a_checkout_is_timed_against_another_one(tmp_path: Path) -> None:
-    done = run("before_after", str(ROOT), "--quick", "--output", tmp_path / "before_after.csv")
+    done = run("block.before_after", str(ROOT), "--quick", "--output", tmp_path / "before_after.csv")
     assert done.returncode == 0, done.stderr
     rows = lines(tmp_path / "before_after.csv")
     assert [row["variant"] for row in rows] == ["random", "dense"]
@@ -128,7 +96,7 @@ def test_a_checkout_is_timed_against_another_one(tmp_path: Path) -> None:
 
 
 def test_the_startup_benchmark_times_what_users_wait_for(tmp_path: Path) -> None:
-    done = run("startup", "--quick", "--output", tmp_path / "startup.csv")
+    done = run("model.startup", "--quick", "--output", tmp_path / "startup.csv")
     assert done.returncode == 0, done.stderr
     found = {row["mode"]: float(row["median_ms"]) for row in lines(tmp_path / "startup.csv")}
     assert {
@@ -144,15 +112,14 @@ def test_the_startup_benchmark_times_what_users_wait_for(tmp_path: Path) -> None
 
 
 def test_explore_runs_every_experiment(tmp_path: Path) -> None:
-    done = run("explore", "--quick", "--output", tmp_path / "explore.csv")
+    done = run("block.explore", "--quick", "--output", tmp_path / "explore.csv")
     assert done.returncode == 0, done.stderr
     assert len({row["model"] for row in lines(tmp_path / "explore.csv")}) == 13
 
 
 def test_what_is_in_the_file_is_measured_again_only_when_forced(
-    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attention, grid = benchmarks("attention"), benchmarks("grid")
     measured: list[list[str]] = []
     spread = timing.Spread(2.0, 1.0, 3.0, 3)
 
@@ -171,10 +138,7 @@ def test_what_is_in_the_file_is_measured_again_only_when_forced(
     assert grid.TIMING_FIELDS[0] == "status"
 
 
-def test_a_variant_that_would_not_fit_is_skipped_with_the_reason(
-    benchmarks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attention, grid = benchmarks("attention"), benchmarks("grid")
+def test_a_variant_that_would_not_fit_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "available_memory", lambda device: 1 << 20)
     monkeypatch.setattr(attention, "estimated_bytes", lambda name, *rest: 1 << (21 if name == "dense" else 0))
     cell = grid.Cell("inference", "none", "float32", 0.0, 16, 1)
@@ -183,7 +147,7 @@ def test_a_variant_that_would_not_fit_is_skipped_with_the_reason(
     assert found["random"].rounds == 3
 
 
-def test_candidates_take_turns(benchmarks: Any) -> None:
+def test_candidates_take_turns() -> None:
     order: list[str] = []
     runs = {name: (lambda name=name: order.append(name)) for name in "abc"}
     spreads = timing.interleaved(runs, rounds=3, seconds=60)
@@ -191,7 +155,7 @@ def test_candidates_take_turns(benchmarks: Any) -> None:
     assert all(spread.rounds == 3 for spread in spreads.values())
 
 
-@pytest.mark.parametrize("script", ["attention", "model", "memory"])
+@pytest.mark.parametrize("script", ["block.attention", "model.speed", "block.memory"])
 def test_a_device_that_is_not_there_is_named(script: str, tmp_path: Path) -> None:
     device = "xpu" if not torch.xpu.is_available() else "mps"
     done = run(script, "--quick", "--device", device, "--output", tmp_path / "results.csv")
@@ -199,10 +163,9 @@ def test_a_device_that_is_not_there_is_named(script: str, tmp_path: Path) -> Non
 
 
 def test_another_device_is_waited_for_and_counts_its_own_memory(
-    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module like `torch.cuda` stands in for one: it says when it was waited for, and what its tensors held."""
-    devices, memory = benchmarks("devices"), benchmarks("memory")
     calls: list[str] = []
 
     class Device:
@@ -215,11 +178,11 @@ def test_another_device_is_waited_for_and_counts_its_own_memory(
 
     monkeypatch.setattr(devices, "module", lambda device: Device)
     monkeypatch.setattr(devices, "require", lambda device: None)
-    cell = benchmarks("grid").Cell("train", "none", "float32", 0.0, 16, 1, "cuda")
+    cell = grid.Cell("train", "none", "float32", 0.0, 16, 1, "cuda")
     assert cell.row("attention", "block", "random")["device"] == "cuda: a GPU"
-    arguments = benchmarks("grid").parser("", "x.csv", ()).parse_args(["--output", str(tmp_path / "x.csv")])
+    arguments = grid.parser("", "x.csv", ()).parse_args(["--output", str(tmp_path / "x.csv")])
     arguments.device = "cuda"
-    assert benchmarks("grid").results(arguments, ()).path.name == "x-cuda.csv"
+    assert grid.results(arguments, ()).path.name == "x-cuda.csv"
     runs = {"a": lambda: calls.append("run")}
     timing.interleaved(runs, 3, 60, wait=lambda: devices.wait("cuda"))
     assert calls[-3:] == ["wait", "run", "wait"]
@@ -227,8 +190,7 @@ def test_another_device_is_waited_for_and_counts_its_own_memory(
     assert calls[-5:] == ["wait", "reset", "reset", "run", "wait"]
 
 
-def test_a_disturbed_measurement_is_taken_again(benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = benchmarks("grid")
+def test_a_disturbed_measurement_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = iter([0.9, 0.4, 0.1, 0.0])
 
     class Bystanders:
@@ -242,8 +204,7 @@ def test_a_disturbed_measurement_is_taken_again(benchmarks: Any, monkeypatch: py
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "train"])
-def test_every_block_keeps_the_shape(benchmarks: Any, train: bool) -> None:
-    blocks = benchmarks("blocks")
+def test_every_block_keeps_the_shape(train: bool) -> None:
     hidden_states = torch.randn(2, 64, blocks.WIDTH)
     kept = blocks.keep(2, 64)
     assert kept.sum(1).tolist() == [63, 48]
@@ -259,25 +220,24 @@ def test_every_block_keeps_the_shape(benchmarks: Any, train: bool) -> None:
         assert output.requires_grad == (train and name != "fnet")
 
 
-def test_the_documents_say_what_the_results_say(benchmarks: Any) -> None:
-    tables = benchmarks("tables")
+def test_the_documents_say_what_the_results_say() -> None:
     for document in tables.DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
-        assert tables.PLACE.search(text), f"{document.name} has no table"
-        assert tables.with_tables(text) == text, f"{document.name}: run python -m benchmarks.report.tables"
+        assert table_names(document.read_text(encoding="utf-8"), "tables"), f"{document.name} has no table"
+    tables.main(["--check"])
 
 
-def test_what_is_missed_of_what_was_asked_is_bold(benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    bars = benchmarks("attention_bars")
+def test_what_is_missed_of_what_was_asked_is_bold(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"cpu": "A", "held_to": "", "mode": "inference", "padding": "none", "dtype": "float32", "dropout": "0.0"}
     here |= {"length": "512", "batch_size": "8", "status": "ok", "same_library_speedup": "1.06"}
     rows = [
         {**here, "variant": name, "share_of_floor": share} for name, share in (("random", "0.915"), ("dense", "2"))
     ]
     ragged = [{**row, "padding": "ragged", "same_library_speedup": "0.94"} for row in rows]
-    monkeypatch.setattr(bars, "attention_rows", lambda: rows + ragged)
-    monkeypatch.setattr(bars, "provenance", lambda rows: f"{len(rows)} cells")
-    lines = {line.split(" | ")[0]: line.split(" | ")[3] for line in bars.bars().splitlines() if line.startswith("| `")}
+    monkeypatch.setattr(block_bars, "attention_rows", lambda: rows + ragged)
+    monkeypatch.setattr(block_bars, "provenance", lambda rows: f"{len(rows)} cells")
+    lines = {
+        line.split(" | ")[0]: line.split(" | ")[3] for line in block_bars.bars().splitlines() if line.startswith("| `")
+    }
     assert lines == {
         "| `random`": "0.92 / 0.92",  # of the floor, as it is written
         "| `dense`": "1.06 / 1.05",  # to stock
@@ -286,24 +246,18 @@ def test_what_is_missed_of_what_was_asked_is_bold(benchmarks: Any, monkeypatch: 
     }
 
 
-def test_every_script_of_the_benchmarks_is_in_their_list() -> None:
-    named = set(re.findall(r"`(\w+\.py)`", (BENCHMARKS / "README.md").read_text(encoding="utf-8")))
-    assert named == {path.name for path in BENCHMARKS.glob("*.py")}
-
-
-def test_the_plots_are_drawn_from_the_results(benchmarks: Any, tmp_path: Path) -> None:
-    plot = benchmarks("plot")
+def test_the_plots_are_drawn_from_the_results(tmp_path: Path) -> None:
     for file in ("attention", "memory", "decode"):
         source = BENCHMARKS / "results" / f"{file}.csv"
         (tmp_path / source.name).write_bytes(source.read_bytes())
-    plot.main(["--results", str(tmp_path)])
+    plots.main(["--results", str(tmp_path)])
     for name in ("speed-inference-none-float32", "speed-few", "cache"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5_000
 
 
 def test_recall_of_random_queries_rises_with_the_hashes(tmp_path: Path) -> None:
     options = ("--length", 64, "--sequences", 1, "--hashes", 1, 4, "--seeds", 1, "--output", tmp_path / "recall.csv")
-    done = run("recall", *options)
+    done = run("sparse.recall", *options)
     assert done.returncode == 0, done.stderr
     found = {(row["variant"], row["hashes"]): float(row["recall"]) for row in lines(tmp_path / "recall.csv")}
     assert len(found) == 13 and all(row["commit"] for row in lines(tmp_path / "recall.csv"))
@@ -312,8 +266,7 @@ def test_recall_of_random_queries_rises_with_the_hashes(tmp_path: Path) -> None:
             assert 1 >= found[variant, "4"] > found[variant, "1"] > 0.5
 
 
-def test_growth_is_the_slope_of_the_logarithms(benchmarks: Any) -> None:
-    growth = benchmarks("growth")
+def test_growth_is_the_slope_of_the_logarithms() -> None:
     assert growth.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == pytest.approx(2.0)
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.util
 import inspect
-import sys
 from importlib.metadata import version
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -16,6 +11,8 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 import hf_synthesizer
+from benchmarks.measurements.records import read
+from benchmarks.model_types import examine, survey, tiny_models
 from hf_synthesizer import (
     SynthesizerBertSelfAttention,
     UnsupportedModelError,
@@ -27,24 +24,7 @@ from hf_synthesizer.checkpoints.model_mixin import SynthesizerModelMixin
 from hf_synthesizer.faces import synthesizer_class
 from hf_synthesizer.faces.registry import served_types
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-def load(name: str) -> ModuleType:
-    """A script of the benchmarks: they are not installed, and a package may have the same name."""
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return module
-
-
-coverage = load("coverage")
-with (BENCHMARKS / "results" / "coverage.csv").open(newline="") as file:
-    ROWS = {row["model_type"]: row for row in csv.DictReader(file)}
+ROWS = {row["model_type"]: row for row in read(survey.OUTPUT)}
 SERVED = {name: row for name, row in ROWS.items() if row["status"] == "served"}
 same_transformers = pytest.mark.skipif(
     ROWS["bert"]["transformers"] != version("transformers"),
@@ -68,7 +48,7 @@ def test_list_families_names_the_types_that_passed() -> None:
 def test_each_served_type_has_the_face_of_the_table(model_type: str) -> None:
     row = SERVED[model_type]
     classes = [getattr(hf_synthesizer, f"Synthesizer{name}") for name in row["attention"].split()]
-    assert coverage.together(coverage.face_of(cls.stock_class) for cls in classes) == row["face"]
+    assert examine.together(examine.face_of(cls.stock_class) for cls in classes) == row["face"]
     for cls in classes:
         guest = synthesizer_class(cls.stock_class, guest=True)
         for made in (cls, guest):
@@ -78,9 +58,9 @@ def test_each_served_type_has_the_face_of_the_table(model_type: str) -> None:
 
 
 @same_transformers
-@pytest.mark.parametrize("model_type", coverage.QUICK)
+@pytest.mark.parametrize("model_type", survey.QUICK)
 def test_the_laws_hold_for_a_type_of_each_face(model_type: str) -> None:
-    assert coverage.examine(model_type) == ROWS[model_type]
+    assert examine.examine(model_type) == ROWS[model_type]
 
 
 @pytest.mark.parametrize(
@@ -94,14 +74,14 @@ def test_the_laws_hold_for_a_type_of_each_face(model_type: str) -> None:
     ],
 )
 def test_what_a_layer_cannot_honour_is_refused_and_the_model_is_as_it_was(model_type: str, reason: str) -> None:
-    tiny = coverage.build(model_type)
+    tiny = tiny_models.build(model_type)
     with torch.no_grad():
-        expected = coverage.run(tiny.model, tiny.inputs)
+        expected = tiny_models.run(tiny.model, tiny.inputs)
         with pytest.raises(UnsupportedModelError, match=reason):
-            coverage.run(patch_model(tiny.model, "random", max_length=64), tiny.inputs)
+            tiny_models.run(patch_model(tiny.model, "random", max_length=64), tiny.inputs)
         if isinstance(tiny.model, SynthesizerModelMixin):
             unpatch_model(tiny.model)
-        assert all(map(torch.equal, expected, coverage.run(tiny.model, tiny.inputs)))
+        assert all(map(torch.equal, expected, tiny_models.run(tiny.model, tiny.inputs)))
 
 
 def test_under_eager_no_mask_means_that_everybody_sees_everything() -> None:
@@ -119,4 +99,4 @@ def test_under_eager_no_mask_means_that_everybody_sees_everything() -> None:
 @same_transformers
 @pytest.mark.parametrize("model_type", ROWS)
 def test_the_laws_hold_for_every_type(model_type: str) -> None:
-    assert coverage.isolated(model_type) == ROWS[model_type]
+    assert survey.isolated(model_type) == ROWS[model_type]

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from transformers import BertModel, BertTokenizerFast
 
+from benchmarks.glue import scores as bench
+from benchmarks.glue import transfers
+from benchmarks.report import glue as report
+from benchmarks.report import glue_tables as table
 from tests.models import bert_config
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name.removeprefix('bench_')}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-bench = load("bench_glue")
-table = load("glue_table")
 
 KEYS = {
     "task",
@@ -125,9 +111,9 @@ def test_a_run_writes_what_the_table_needs_and_is_not_repeated(
     document.write_text("# Guide\n<!-- table: glue (benchmarks/report/glue.py) -->\n<!-- end of table -->\nMore.\n")
     where = [f"--results={tmp_path / 'results'}", "--documents", str(document)]
     with pytest.raises(SystemExit, match="disagree"):
-        table.main([*where, "--check"])
-    table.main(where)
-    table.main([*where, "--check"])
+        report.main([*where, "--check"])
+    report.main(where)
+    report.main([*where, "--check"])
     assert "| `hybrid` |" in document.read_text() and document.read_text().endswith("-->\nMore.\n")
     assert (tmp_path / "results" / "scores.png").stat().st_size > 1000
 
@@ -144,34 +130,28 @@ def test_a_teacher_is_stock_at_its_better_rate_and_is_made_again_where_it_is_mis
     torch.testing.assert_close(again.state_dict(), kept)
 
 
-def test_probes_measure_recipes_on_one_task_and_are_not_repeated(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probes = load("glue_probes")
-    for name in ("RESULTS", "MAX_LENGTH", "EPOCHS"):
-        monkeypatch.setattr(probes.benchmark, name, getattr(bench, name))
+def test_probes_measure_recipes_on_one_task_and_are_not_repeated(tiny: list[str], tmp_path: Path) -> None:
     output = tmp_path / "probes.csv"
     asked = [*tiny[:3], f"--output={output}", "--task=sst2", "--variants", "random", "--recipes", "closed-form"]
-    probes.main(asked)
+    transfers.main(asked)
     text = output.read_text()
     (row,) = csv.DictReader(text.splitlines())
     assert row["recipe"] == "closed-form" and float(row["divergence_after"]) <= float(row["divergence_before"])
-    probes.main(asked)
+    transfers.main(asked)
     assert output.read_text() == text
 
 
 @pytest.mark.parametrize(("task", "form"), [("sst2", "[CLS] {} [SEP]"), ("mrpc", "[CLS] {} [SEP] {} [SEP]")])
 def test_a_probe_may_take_text_from_elsewhere(task: str, form: str, tiny: list[str], tmp_path: Path) -> None:
-    probes = load("glue_probes")
     path = tmp_path / "text.txt"
     path.write_text(" = The film = \n\n the bad film . the plot is not good . the film is not bad . good\n")
-    settings = probes.benchmark.Bench(probes.benchmark.arguments_of(tiny))
-    rows = probes.foreign_rows(settings, path, pairs=task == "mrpc")
+    settings = bench.Bench(bench.arguments_of(tiny))
+    rows = transfers.foreign_rows(settings, path, pairs=task == "mrpc")
     # Sentences of five words and more are left; the last one has none after it.
     assert [settings.tokenizer.decode(row["input_ids"]) for row in rows] == [
         form.format("the plot is not good", "the film is not bad")
     ]
-    batches, options = probes.texts(settings, task, path, epochs=2, foreign=0.5, share=0.0, batch_size=1)
+    batches, options = transfers.texts(settings, task, path, epochs=2, foreign=0.5, share=0.0, batch_size=1)
     texts = [settings.tokenizer.decode(batch["input_ids"][0]) for batch in batches]
     assert len(texts) == 24 and sum("plot is not good" in text for text in texts) == 12
     assert options["steps"][1] == 24
@@ -202,4 +182,4 @@ def test_the_table_is_relative_to_stock_on_the_same_task_and_seed() -> None:
 
 
 def test_the_documents_say_what_the_results_say() -> None:
-    table.main(["--check"])
+    report.main(["--check"])

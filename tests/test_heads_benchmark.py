@@ -5,21 +5,21 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hf_synthesizer import suggest_heads  # noqa: E402
-from tests.test_glue_benchmark import bench as glue
-from tests.test_glue_benchmark import load, tiny  # noqa: F401  (a fixture)
-
-heads = load("heads")
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-blocks = load("blocks")
-table = load("heads_table")
+from benchmarks.block import blocks
+from benchmarks.glue import scores as glue
+from benchmarks.heads import curve as heads
+from benchmarks.heads import head_orders, key_orders, value_biases
+from benchmarks.report import heads as report
+from benchmarks.report import heads_plot
+from benchmarks.report import heads_tables as table
+from hf_synthesizer import patch_model, suggest_heads, transfer_attention
+from tests.test_glue_benchmark import tiny  # noqa: F401  (a fixture)
 
 
 def test_the_runs_are_the_curve_that_was_promised() -> None:
@@ -46,8 +46,6 @@ def test_a_run_has_its_points_and_none_is_measured_twice(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    for name in ("MAX_LENGTH", "EPOCHS", "RESULTS"):
-        monkeypatch.setattr(heads.benchmark, name, getattr(glue, name))
     monkeypatch.setattr(heads, "RESULTS", tmp_path / "heads")
     chosen = [*tiny, "--quick", "--seeds", "0", "--shares", "0", "50", "--variants", "stock", "random+salience"]
     heads.main([*chosen, "--points", "closed"])
@@ -74,16 +72,14 @@ def test_heads_that_are_taken_from_a_whole_model_are_those_of_a_transfer_of_thei
     monkeypatch: pytest.MonkeyPatch,
     variant: str,
 ) -> None:
-    for name in ("MAX_LENGTH", "EPOCHS"):
-        monkeypatch.setattr(heads.benchmark, name, getattr(glue, name))
     bench = heads.Bench(heads.arguments_of([*tiny, "--quick"]))
     for run in (heads.Run("mrpc", variant, "heads", 50, 0), heads.Run("mrpc", variant, "layers", 50, 0)):
         teacher = bench.stock_teacher(run)
         taken, own = bench.converted(run, teacher), copy.deepcopy(teacher)
         plan = bench.plan(run, teacher)
-        heads.patch_model(own, plan, max_length=glue.MAX_LENGTH)
+        patch_model(own, plan, max_length=glue.MAX_LENGTH)
         rows = bench.unlabelled(run, heads.AVERAGED)
-        heads.transfer_attention(own, teacher, rows, method="average", autocast=torch.bfloat16)
+        transfer_attention(own, teacher, rows, method="average", autocast=torch.bfloat16)
         expected = own.state_dict()
         for name, tensor in taken.state_dict().items():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-3)
@@ -98,10 +94,8 @@ def test_orders_of_heads_and_of_keys_and_biases_of_values_are_written(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, columns in (("head_orders", 2), ("key_orders", 5), ("value_biases", 8)):
-        script = load(name)
-        for setting in ("MAX_LENGTH", "EPOCHS", "RESULTS"):
-            monkeypatch.setattr(script.heads.benchmark, setting, getattr(glue, setting))
+    for script, columns in ((head_orders, 2), (key_orders, 5), (value_biases, 8)):
+        name = script.__name__.rpartition(".")[2]
         output = tmp_path / f"{name}.csv"
         script.main([*tiny, f"--output={output}", "--batches=1"])
         with output.open(newline="") as file:
@@ -160,7 +154,7 @@ def test_the_curve_is_relative_to_stock_fine_tuned_as_often(tmp_path: Path) -> N
     assert "| `random` | closed form alone | 50 % |  |  | 95.0% ± 7.1 | 80.0% |  |" in table.tasks(results)
     assert "| `random` | closed form alone | 25, 50, 75, 90, 95, 100 |" in table.missing(results)
     assert "| as it was converted |  |  | 65.0 | 50.0 |  |" in table.stock(results)
-    table.plot([*results, *whole], tmp_path / "curve.png")
+    heads_plot.plot([*results, *whole], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 5_000
 
 
@@ -176,7 +170,7 @@ def test_bars_are_judged_on_all_tasks_and_say_by_how_much_they_are_missed() -> N
 
 
 def test_the_documents_say_what_was_measured_of_heads() -> None:
-    table.main(["--check"])
+    report.main(["--check"])
 
 
 @pytest.mark.parametrize(("percent", "comparing"), [(50, 6), (75, 3), (90, 1)])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.paper import scores as bench
+from benchmarks.report import literature, paper_tables
+from benchmarks.report import paper as report
 from tests.task_rows import write_model, write_paper_data
-from tests.test_glue_benchmark import load
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-bench = load("paper")
 
 KEYS = {
     "task",
@@ -43,7 +41,7 @@ def test_the_runs_are_the_tables_that_were_promised() -> None:
     assert {run.variant for run in runs} == set(bench.VARIANTS) and "dot_product" in bench.VARIANTS
     assert {run.task for run in runs if run.seed == 2} == {"clm", "translation"}
     for task, variants in bench.LONG.items():
-        assert set(variants) == set(table.LITERATURE[task].figures)
+        assert set(variants) == set(literature.LITERATURE[task].figures)
 
 
 @pytest.mark.parametrize("task", ["clm", "translation", "mlm", "summarization"])
@@ -67,7 +65,6 @@ def test_every_task_runs_and_is_not_repeated(
     assert "3 of 3 runs are there" in capsys.readouterr().out
 
 
-table = load("paper_table")
 SIZES = ("width", "layers", "heads", "vocabulary", "max_length", "batch_size", "learning_rate", "test_rows")
 
 
@@ -86,7 +83,7 @@ def test_the_table_stands_beside_the_literature(tmp_path: Path) -> None:
         "random+dot_product": (49.0, 51.0),
     }
     rows = [result("clm", name, score, seed) for name, found in scores.items() for seed, score in enumerate(found)]
-    lines = table.table(rows, "clm").splitlines()
+    lines = paper_tables.table(rows, "clm").splitlines()
     assert lines[2].startswith("| `random+dot_product` | 50.00 ± 1.41 | -2.0% |") and lines[2].endswith("| 40.05 |")
     assert [line.split("|")[1].strip() for line in lines[3:6]] == ["`dot_product`", "`dense`", "`random`"]
     text = lines[-1]
@@ -95,7 +92,7 @@ def test_the_table_stands_beside_the_literature(tmp_path: Path) -> None:
     assert "`random+dot_product` before `dot_product`, `dense` before `random`" in text
     assert "7 of 11 kinds of attention have not been run yet" in text
     assert (
-        table.against(
+        paper_tables.against(
             [result("translation", "dense", 20.0)], [result("translation", "dot_product", 21.5)], "translation"
         )
         == "-1.50"
@@ -108,11 +105,11 @@ def test_the_table_stands_beside_the_literature(tmp_path: Path) -> None:
         (tmp_path / "paper" / f"{row['variant']}-{row['seed']}.json").write_text(json.dumps(row))
     where = [f"--results={tmp_path}", f"--document={document}"]
     with pytest.raises(SystemExit, match="disagree"):
-        table.main([*where, "--check"])
-    table.main(where)
-    table.main([*where, "--check"])
+        report.main([*where, "--check"])
+    report.main(where)
+    report.main([*where, "--check"])
     assert "| `dense` |" in document.read_text()
 
 
 def test_the_document_says_what_the_results_say() -> None:
-    table.main(["--check"])
+    report.main(["--check"])

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.pretrained import scores as bench
 from hf_synthesizer import patch_model
 from tests.task_rows import build, write_model, write_paper_data
-from tests.test_glue_benchmark import load
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-bench = load("pretrained")
 
 
 @pytest.fixture(scope="module")

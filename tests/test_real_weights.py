@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import csv
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import OPTConfig, OPTModel
 
+from benchmarks.block import layers
 from hf_synthesizer import patch_model
 from hf_synthesizer.faces.attention import FACES
+from tests.benchmark_runs import lines, run
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FOLDERS = ("HF_SYNTHESIZER_WEIGHTS", "HF_SYNTHESIZER_DATA")
-
-
-def run(script: str, *options: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCHMARKS / f"{script}.py"), *map(str, options)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
-def lines(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_weights_in_a_folder_are_measured(model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "minilm").symlink_to(model_dir)
     (tmp_path / "glue").symlink_to(glue_dir)
     done = run(
-        "real_weights", "--weights", tmp_path, "--data", tmp_path, "--output", tmp_path / "found.csv", "--quick"
+        "pretrained.real_weights",
+        "--weights",
+        tmp_path,
+        "--data",
+        tmp_path,
+        "--output",
+        tmp_path / "found.csv",
+        "--quick",
     )
     assert done.returncode == 0, done.stderr
     rows = lines(tmp_path / "found.csv")
@@ -51,7 +42,7 @@ def test_weights_in_a_folder_are_measured(model_dir: Path, glue_dir: Path, tmp_p
 
 
 def test_a_folder_without_weights_is_named() -> None:
-    done = run("real_weights", "--data", ".", HF_SYNTHESIZER_WEIGHTS="nowhere")
+    done = run("pretrained.real_weights", "--data", ".", HF_SYNTHESIZER_WEIGHTS="nowhere")
     assert done.returncode != 0 and "--weights nowhere has none of the folders minilm" in done.stderr
 
 
@@ -60,7 +51,7 @@ def test_mixtures_of_real_weights_equal_stock_and_closed_forms_keep_more_than_a_
     """On the weights and the text that HF_SYNTHESIZER_WEIGHTS and HF_SYNTHESIZER_DATA name."""
     missing = [name for name in FOLDERS if name not in os.environ]
     assert not missing, f"Set {', '.join(missing)}: see docs/real_weights.md."
-    done = run("real_weights", "--output", tmp_path / "found.csv", "--quick")
+    done = run("pretrained.real_weights", "--output", tmp_path / "found.csv", "--quick")
     assert done.returncode == 0, done.stderr
     rows = lines(tmp_path / "found.csv")
     mixtures = [row for row in rows if row["difference"]]
@@ -74,8 +65,8 @@ def test_mixtures_of_real_weights_equal_stock_and_closed_forms_keep_more_than_a_
 
 
 def test_a_quick_run_measures_every_face(tmp_path: Path) -> None:
-    output = tmp_path / "faces.csv"
-    done = run("faces", "--quick", "--modes", "inference", "--output", output)
+    output = tmp_path / "layers.csv"
+    done = run("block.layers", "--quick", "--modes", "inference", "--output", output)
     assert done.returncode == 0, done.stderr
     rows = lines(output)
     assert {row["variant"] for row in rows} == {"stock sdpa", "random", "dense"}
@@ -84,10 +75,9 @@ def test_a_quick_run_measures_every_face(tmp_path: Path) -> None:
         assert row["status"] != "ok" or float(row["speedup"]) > 0
 
 
-def test_every_registered_face_has_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = (BENCHMARKS / "faces.py").read_text(encoding="utf-8")
-    own = [face.__name__ for face in FACES if face.__module__.startswith("hf_synthesizer.")]
-    assert not [name for name in own if f'"{name}"' not in source]
+def test_every_registered_face_has_a_block() -> None:
+    own = {face.__name__ for face in FACES if face.__module__.startswith("hf_synthesizer.")}
+    assert own <= {sample.face for sample in layers.MODELS.values()}
 
 
 def test_opts_padding_at_minus_one_is_served_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.report import scaling as report
+from benchmarks.scaling import costs as scaling
 from hf_synthesizer.attend import attend
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import scaling  # noqa: E402
-
-
-def test_the_page_is_what_the_script_writes() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/scaling/costs.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_file_and_the_page_are_what_the_scripts_write() -> None:
+    scaling.main(["--check"])
+    report.main(["--check"])
 
 
 @pytest.mark.parametrize("variant", ["dense", "factorized_dense", "random", "factorized_random"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hf_synthesizer
+from docs import draw_variants
 from hf_synthesizer import list_variants
 from hf_synthesizer.synthesizers import MixtureSynthesizer
 from hf_synthesizer.synthesizers.registry import get_variant
@@ -94,12 +95,7 @@ def messages() -> list[str]:
     return found
 
 
-def test_the_pictures_of_the_variants_are_drawn(
-    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(DOCS))
-    import draw_variants
-
+def test_the_pictures_of_the_variants_are_drawn(tmp_path: Path, model_dir: Path) -> None:
     drawn = draw_variants.draw(str(model_dir), ["a good film", "a bad film"] * 8, tmp_path, steps=2)
     assert {path.name for path in drawn} == {path.name for path in (DOCS / "pictures").glob("variant-*")}
     assert all(f"pictures/{path.name}" in VARIANTS for path in drawn)

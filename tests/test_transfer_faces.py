@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import sys
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.model_types import tiny_models
 from hf_synthesizer import InvalidConfigError, patch_model, suggest_layers, transfer_attention
 from hf_synthesizer.transfer.distill import divergence
 from hf_synthesizer.transfer.first_order import compares_plainly
 from hf_synthesizer.transfer.observe import Call, LayerPair, observe_calls, observing, pair_layers, synthesized_weights
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 PLAIN = ("albert", "bart", "clip", "distilbert", "gpt2", "mpnet", "opt", "vit", "wav2vec2", "whisper")
 """Models whose logits are products of queries and keys, with a bias at most."""
 CHANGED = ("esm", "gemma2", "gpt_neox", "granitemoe", "llama", "modernbert", "nomic_bert", "qwen3", "stablelm")
 """Models that rotate queries and keys, or normalise them."""
 
 
-@cache
-def tiny_models() -> ModuleType:
-    """The scripts of the benchmarks are not installed."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        spec = importlib.util.spec_from_file_location("benchmarks_tiny_models", BENCHMARKS / "tiny_models.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where its dataclasses look for their annotations
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
 def teacher_of(model_type: str, sharpness: float = 8.0) -> tuple[Any, dict[str, torch.Tensor]]:
     """A model whose attention is far from uniform, and a batch without padding."""
-    tiny = tiny_models().build(model_type)
+    tiny = tiny_models.build(model_type)
     with torch.no_grad():
         for name, parameter in tiny.model.named_parameters():
             if parameter.dim() == 2 and name.split(".")[-2] in QUERIES_AND_KEYS:

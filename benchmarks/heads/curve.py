@@ -39,18 +39,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, set_seed
+from transformers import PreTrainedModel, set_seed
 
 from benchmarks.glue import scores as glue
+from benchmarks.heads.closed_forms import MEASURED, Whole, cache_share, take_heads
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import processor
 from benchmarks.measurements.run_files import missing, parser_of, write
-from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, transfer_attention
+from hf_synthesizer import patch_model, transfer_attention
 from hf_synthesizer.glue.training import GroupedBatches, finetune, unlabelled
 from hf_synthesizer.glue.variation import special_ids, vary
-from hf_synthesizer.transfer.head_gates import gated
-from hf_synthesizer.transfer.observe import learners_of, observing, pair_layers
-from hf_synthesizer.transfer.suggest import head_costs
 
 RESULTS = ALL_RESULTS / "heads"
 
@@ -68,8 +66,6 @@ EPOCH_VARIANT, EPOCH_SHARES = SEED_VARIANT, (*SEED_SHARES, 100)
 """What is also fine-tuned on all rows."""
 AVERAGED = 1_024
 """Training rows that closed forms are made of."""
-MEASURED = 256
-"""Training rows on which costs are measured."""
 TRANSFER_ROWS = 512
 """Of the transfer, most of them made up from the training rows."""
 TRANSFER_RATES = {"learning_rate": 1e-3, "backbone_learning_rate": 1e-4}
@@ -158,58 +154,6 @@ def main(argv: list[str] | None = None) -> None:
             write(run.path, result)
             found = result["points"][point]
             print(f"{run.name} {point}: {found['score']:.4f} ({found['seconds']:.0f} s)", flush=True)
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A teacher's copy with all heads synthesized, in closed form, and the order in which heads can be."""
-
-    model: PreTrainedModel
-    suggestion: HeadSuggestion
-
-    @classmethod
-    def of(cls, teacher: PreTrainedModel, variant: str, batches: Any) -> Whole:
-        """What `suggest_heads` does, less its curve, and the model that it throws away."""
-        model = copy.deepcopy(teacher)
-        patch_model(model, variant, max_length=glue.MAX_LENGTH)
-        transfer_attention(model, teacher, batches, method="average", autocast=torch.bfloat16)
-        pairs = pair_layers(model, teacher)
-        measured = [dict(batch) for batch in itertools.islice(batches, -(-MEASURED // glue.BATCH_SIZE))]
-        for frozen in (teacher, model):
-            frozen.requires_grad_(False)
-        with observing(teacher, model), gated(pairs) as gates, torch.autocast("cpu", torch.bfloat16):
-            costs = head_costs(teacher, gates, measured, {pair.label: pair.student.dimensions[1] for pair in pairs})
-        teacher.requires_grad_(True)
-        config = SynthesizerConfig(variant, max_length=glue.MAX_LENGTH)
-        return cls(model, HeadSuggestion(config, dict(enumerate(costs.values())), 1.0))
-
-    def save(self, path: Path) -> None:
-        """Two files, for runs to come."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.suggestion.save(path.with_suffix(".json"))
-        torch.save(self.model.state_dict(), path)
-
-    @classmethod
-    def load(cls, path: Path, teacher: PreTrainedModel, variant: str) -> Whole:
-        """What `save` wrote."""
-        model = patch_model(copy.deepcopy(teacher), variant, max_length=glue.MAX_LENGTH)
-        model.load_state_dict(torch.load(path, weights_only=True))
-        return cls(model, HeadSuggestion.load(path.with_suffix(".json")))
-
-
-def take_heads(model: PreTrainedModel, whole: PreTrainedModel) -> None:
-    """Give each synthesized head of a model what it has in a model that has all of them."""
-    for pair in pair_layers(model, whole):
-        theirs = pair.teacher.synthesizer
-        state = theirs.state_dict()
-        for learner in learners_of(pair):
-            rows = list(learner.heads)
-            learner.synthesizer.load_state_dict(
-                {
-                    name: tensor.unflatten(0, (theirs.num_heads, -1))[rows].flatten(0, 1)
-                    for name, tensor in state.items()
-                }
-            )
 
 
 class Bench(glue.Bench):
@@ -339,24 +283,6 @@ class Bench(glue.Bench):
             },
             "commit": self.commit,
         }
-
-
-def cache_share(plan: dict[Any, Any], teacher: PreTrainedModel) -> float:
-    """What a decoder of the teacher's shape keeps of its tokens with this plan, relative to stock: it is the same for each token."""
-    from transformers import BertLMHeadModel
-
-    config = copy.deepcopy(teacher.config)
-    config.is_decoder, config.vocab_size = True, 8
-    kept = []
-    for patched in (False, True):
-        model = BertLMHeadModel(config).eval()
-        if patched:
-            patch_model(model, plan, max_length=16)
-        with torch.no_grad():
-            cache = model(torch.zeros(1, 4, dtype=torch.long), past_key_values=DynamicCache(), use_cache=True)
-        layers = cache.past_key_values.layers
-        kept.append(sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values)))
-    return kept[1] / kept[0]
 
 
 if __name__ == "__main__":

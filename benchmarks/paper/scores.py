@@ -24,7 +24,8 @@ from transformers import set_seed
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import ROOT
 from benchmarks.measurements.run_files import file_of, measured_on, missing, parser_of, write
-from benchmarks.paper.tasks import STOCK, TASKS, Task
+from benchmarks.paper.task import STOCK, Task
+from benchmarks.paper.tasks import TASKS
 from hf_synthesizer.glue.training import finetune
 
 RESULTS = ALL_RESULTS / "paper"

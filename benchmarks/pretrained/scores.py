@@ -30,7 +30,9 @@ from transformers import PreTrainedModel, set_seed
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import ROOT
 from benchmarks.measurements.run_files import file_of, measured_on, missing, parser_of, write
-from benchmarks.pretrained.tasks import TASKS, LanguageModel, Task
+from benchmarks.paper.language_modelling import LanguageModel
+from benchmarks.paper.task import Task
+from benchmarks.pretrained.tasks import TASKS
 from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, suggest_heads, transfer_attention
 from hf_synthesizer.glue.training import GroupedBatches
 from hf_synthesizer.synthesizers import RandomSynthesizer

@@ -10,7 +10,10 @@ from collections.abc import Callable
 
 from transformers import AutoModelForCausalLM
 
-from benchmarks.paper.tasks import LanguageModel, Pretrained, Size, Summarization, Task, Translation  # noqa: I001
+from benchmarks.paper.language_modelling import LanguageModel
+from benchmarks.paper.summarization import Summarization
+from benchmarks.paper.task import Pretrained, Size, Task
+from benchmarks.paper.translation import Translation
 
 
 class Continuation(Pretrained, LanguageModel):

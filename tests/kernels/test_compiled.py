@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hf_synthesizer.attend.triton.blocks import KERNELS, Specialisation
+from tests.benchmark_runs import BENCHMARKS, lines, run
 
 pytestmark = pytest.mark.kernels
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10}
 SMALLEST = 99 << 10
 """The shared memory of a program on the GPUs of these generations that are made for desks."""
@@ -23,21 +19,10 @@ NAMES = ("architecture", "kernel", "dtype", "width", "low_rank", "static", "tile
 
 def compiled(output: Path, *options: str) -> list[dict[str, str]]:
     """What the script says, run in a process of its own: in this one the kernels are interpreted."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(BENCHMARKS.parent),
-        "TRITON_CACHE_DIR": str(output.parent / "cache"),
-    }
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, str(BENCHMARKS / "kernel_resources.py"), "--output", str(output), *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    environment = {"TRITON_CACHE_DIR": str(output.parent / "cache"), "TRITON_INTERPRET": None}
+    done = run("scaling.kernel_resources", "--output", output, *options, **environment)
     assert done.returncode == 0, done.stderr
     return lines(output)
-
-
-def lines(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -52,7 +37,9 @@ def test_every_specialisation_compiles_within_the_limits_of_its_gpu(kernel: str,
     for row in rows:
         recorded = named[tuple(row[name] for name in NAMES)]
         for column in ("rows", "keys", "warps", "stages", "registers", "shared_bytes", "occupancy"):
-            assert recorded[column] == row[column], f"{column} of {row}: run python -m benchmarks.scaling.kernel_resources"
+            assert recorded[column] == row[column], (
+                f"{column} of {row}: run python -m benchmarks.scaling.kernel_resources"
+            )
 
 
 def test_a_quick_run_compiles_one_of_each_kernel(tmp_path: Path) -> None:

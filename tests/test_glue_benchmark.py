@@ -35,7 +35,7 @@ KEYS = {
 
 def test_the_runs_are_the_table_that_was_promised() -> None:
     runs = bench.all_runs(["a", "b", "c"])
-    assert len(set(runs)) == len(runs) == len({run.path for run in runs})
+    assert len(set(runs)) == len(runs) == len({run.name for run in runs})
     with_transfer = {(run.variant, run.task) for run in runs if run.seed == 0 and run.transfer}
     assert with_transfer == {(variant, task) for variant in bench.VARIANTS[1:] for task in bench.TASKS}
     fresh = {(run.variant, run.task) for run in runs if not run.transfer and run.variant != "stock"}

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measurements.records import RESULTS, ROOT, Results, commit, threads
+from benchmarks.measurements.records import RESULTS, ROOT, Results, commit, quick_output, threads
 
 VARIANTS = (
     "random",
@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two cells of a tiny length")
     arguments = parser.parse_args()
     if arguments.quick:
+        arguments.output = quick_output(arguments.output)
         arguments.variants, arguments.lengths, arguments.batch_size, arguments.rounds = ["random", "dense"], [16], 1, 1
     measure(arguments.before, arguments)
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from benchmarks.block.attention import inference
 from benchmarks.block.blocks import STOCK, WIDTH, build
 from benchmarks.measurements.grid import TIMING_FIELDS, Cell, outcome, parser
-from benchmarks.measurements.records import Results
+from benchmarks.measurements.records import Results, quick_output
 from hf_synthesizer import fuse_for_inference
 from hf_synthesizer.measuring.timing import interleaved
 
@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     if arguments.quick:
+        arguments.output = quick_output(arguments.output)
         arguments.lengths, arguments.repeats = [64, 128], 3
     results = Results(arguments.output, (*TIMING_FIELDS, "rank", "error", "growth"))
     before: dict[str, tuple[int, float]] = {}

@@ -24,7 +24,7 @@ import hf_synthesizer.attend
 from benchmarks.block.attention import inference, step
 from benchmarks.block.blocks import HEADS, STOCK, WIDTH, build
 from benchmarks.measurements.bystanders import Bystanders
-from benchmarks.measurements.records import RESULTS, Results
+from benchmarks.measurements.records import RESULTS, Results, quick_output
 from hf_synthesizer.attend import attend
 from hf_synthesizer.attend import blocks as tiles
 from hf_synthesizer.gemm import linear, product
@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    results = Results(arguments.output, FIELDS)
+    results = Results(quick_output(arguments.output) if arguments.quick else arguments.output, FIELDS)
     if arguments.quick:  # a compiler takes its time, however small the run
         arguments.only = [name for name in arguments.only if "compiled" not in name and "Flex" not in name]
     for name in tqdm(arguments.only, unit="experiment", desc="explore"):

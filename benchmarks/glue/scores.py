@@ -39,7 +39,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
-from benchmarks.measurements.records import commit, processor
+from benchmarks.measurements.records import commit, processor, quick_output
 from benchmarks.measurements.run_files import file_of, missing, parser_of, write
 from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention
 from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
@@ -79,6 +79,7 @@ VARIANTS = (
 )
 MAX_LENGTH = 128
 TRAIN_ROWS = {"sst2": 10_000}
+QUICK_ROWS = 64
 EPOCHS = {"cola": 3, "sst2": 2, "mrpc": 4, "stsb": 3, "rte": 4}
 LEARNING_RATES = (5e-5, 1e-4)
 BATCH_SIZE = 32
@@ -102,9 +103,8 @@ class Run:
     def name(self) -> str:
         return f"{self.task}-{self.variant}-{'transfer' if self.transfer else 'fresh'}-seed{self.seed}"
 
-    @property
-    def path(self) -> Path:
-        return RESULTS / f"{self.name}.json"
+    def path(self, folder: Path) -> Path:
+        return folder / f"{self.name}.json"
 
 
 def all_runs(best: list[str]) -> list[Run]:
@@ -127,21 +127,35 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
     parser.add_argument("--transfer", choices=("yes", "no"), help="only with transfer, or only fresh logits and stock")
     parser.add_argument("--best", nargs="*", default=["random+dot_product", HYBRID, "random+salience"])
-    return parser.parse_args(argv)
+    parser.add_argument("--quick", action="store_true", help="few rows, to show that everything works")
+    return apart_if_quick(parser.parse_args(argv))
+
+
+def apart_if_quick(arguments: argparse.Namespace) -> argparse.Namespace:
+    """A quick run keeps its teachers apart: they have seen a few rows alone."""
+    if arguments.quick:
+        arguments.work_dir = Path(arguments.work_dir) / "quick"
+    return arguments
+
+
+def results_of(arguments: argparse.Namespace) -> Path:
+    """The folder of the results; a quick run has one of its own."""
+    return quick_output(RESULTS) if arguments.quick else RESULTS
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run what is asked for and not there yet."""
     arguments = arguments_of(argv)
+    folder = results_of(arguments)
     runs = [run for run in all_runs(arguments.best) if arguments.transfer in (None, "yes" if run.transfer else "no")]
-    to_do = missing(runs, lambda run: file_of(run.path), arguments)
+    to_do = missing(runs, lambda run: file_of(run.path(folder)), arguments)
     if not to_do:
         return
     bench = Bench(arguments)
     for number, run in enumerate(to_do, 1):
         print(f"\n[{number}/{len(to_do)}] {run.name}", flush=True)
         result = bench.measure(run)
-        write(run.path, result)
+        write(run.path(folder), result)
         print(f"{run.name}: {result['score']:.4f} ({result['train_seconds']:.0f} s)", flush=True)
 
 
@@ -168,6 +182,8 @@ class Bench:
                 "train": list(tokenize(task, train, self.tokenizer, settings)),
                 "validation": list(tokenize(task, splits["validation"], self.tokenizer, settings)),
             }
+            if self.arguments.quick:
+                self.data[name] = {split: found[:QUICK_ROWS] for split, found in self.data[name].items()}
         return self.data[name]
 
     def pretrained(self, task: Task) -> PreTrainedModel:
@@ -205,7 +221,8 @@ class Bench:
         path = self.teacher_path(stock)
         model = self.start(stock)
         if not path.exists():
-            rates = [json.loads(stock.path.read_text())["learning_rate"]] if stock.path.exists() else LEARNING_RATES
+            known = stock.path(results_of(self.arguments))
+            rates = [json.loads(known.read_text())["learning_rate"]] if known.exists() else LEARNING_RATES
             self.keep_teacher(stock, self.best(stock, model, rates)[1])
         model.load_state_dict(torch.load(path, weights_only=True))
         return model

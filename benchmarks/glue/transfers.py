@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.glue import scores as glue
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
+from benchmarks.measurements.records import quick_output
 from hf_synthesizer import transfer_attention
 from hf_synthesizer.glue.tasks import get_task
 from hf_synthesizer.glue.training import GroupedBatches, unlabelled
@@ -138,6 +139,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments, others = parser.parse_known_args(argv)
     settings = glue.arguments_of(others)
+    if settings.quick:
+        arguments.output = quick_output(arguments.output)
+        arguments.variants, arguments.recipes = arguments.variants[:1], arguments.recipes[:1]
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     bench = glue.Bench(settings)
     found: list[dict[str, Any]] = []

@@ -44,7 +44,7 @@ from transformers import PreTrainedModel, set_seed
 from benchmarks.glue import scores as glue
 from benchmarks.heads.closed_forms import MEASURED, Whole, cache_share, take_heads
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
-from benchmarks.measurements.records import processor
+from benchmarks.measurements.records import processor, quick_output
 from benchmarks.measurements.run_files import missing, parser_of, write
 from hf_synthesizer import patch_model, transfer_attention
 from hf_synthesizer.glue.training import GroupedBatches, finetune, unlabelled
@@ -93,16 +93,15 @@ class Run:
             return f"{self.task}-stock-seed{self.seed}"
         return f"{self.task}-{self.variant}-{self.share}-{self.by}-seed{self.seed}"
 
-    @property
-    def path(self) -> Path:
-        return RESULTS / f"{self.name}.json"
+    def path(self, folder: Path) -> Path:
+        return folder / f"{self.name}.json"
 
-    def read(self) -> dict[str, Any]:
-        return json.loads(self.path.read_text()) if self.path.exists() else {}
+    def read(self, folder: Path) -> dict[str, Any]:
+        return json.loads(self.path(folder).read_text()) if self.path(folder).exists() else {}
 
-    def missing(self, points: list[str]) -> list[str]:
+    def missing(self, points: list[str], folder: Path) -> list[str]:
         """The points that are wanted and not there; the baseline has no transfer."""
-        there = {*self.read().get("points", {}), *(["transfer"] if self.share == 0 else [])}
+        there = {*self.read(folder).get("points", {}), *(["transfer"] if self.share == 0 else [])}
         epoch = self.share == 0 or (
             self.variant == EPOCH_VARIANT and self.by == "heads" and self.share in EPOCH_SHARES
         )
@@ -137,21 +136,27 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="*", type=int, help="these seeds alone")
     parser.add_argument("--points", nargs="*", choices=POINTS, default=list(POINTS), help="these points alone")
     parser.add_argument("--quick", action="store_true", help="few rows and steps, to show that everything works")
-    return parser.parse_args(argv)
+    return glue.apart_if_quick(parser.parse_args(argv))
+
+
+def results_of(arguments: argparse.Namespace) -> Path:
+    """The folder of the results; a quick run has one of its own."""
+    return quick_output(RESULTS) if arguments.quick else RESULTS
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run what is asked for and not there yet."""
     arguments = arguments_of(argv)
-    to_do = missing(all_runs(), lambda run: run.missing(arguments.points), arguments)
+    folder = results_of(arguments)
+    to_do = missing(all_runs(), lambda run: run.missing(arguments.points, folder), arguments)
     if not to_do:
         return
     bench = Bench(arguments)
     for number, run in enumerate(to_do, 1):
         print(f"\n[{number}/{len(to_do)}] {run.name}", flush=True)
-        for point in run.missing(arguments.points):
+        for point in run.missing(arguments.points, folder):
             result = bench.measure(run, point)
-            write(run.path, result)
+            write(run.path(folder), result)
             found = result["points"][point]
             print(f"{run.name} {point}: {found['score']:.4f} ({found['seconds']:.0f} s)", flush=True)
 
@@ -163,12 +168,6 @@ class Bench(glue.Bench):
         super().__init__(arguments)
         self.whole: dict[str, Whole] = {}
         self.taught: dict[Run, PreTrainedModel] = {}
-
-    def rows(self, name: str) -> dict[str, Any]:
-        rows = super().rows(name)
-        if self.arguments.quick:
-            rows = {split: found[:64] for split, found in rows.items()}
-        return rows
 
     def stock_teacher(self, run: Run) -> PreTrainedModel:
         """Stock, fine-tuned on the run's task with the run's seed."""
@@ -243,7 +242,7 @@ class Bench(glue.Bench):
     def measure(self, run: Run, point: str) -> dict[str, Any]:  # type: ignore[override]
         """One point more of a run."""
         teacher, started = self.stock_teacher(run), time.process_time()
-        result = run.read() or {**asdict(run), **self.setting(run, teacher), "points": {}}
+        result = run.read(results_of(self.arguments)) or {**asdict(run), **self.setting(run, teacher), "points": {}}
         model, facts = teacher, {}
         if run.share and point == "closed":
             model = self.converted(run, teacher)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from benchmarks.measurements import devices
 from benchmarks.measurements.bystanders import Bystanders
 from benchmarks.measurements.devices import available_memory
-from benchmarks.measurements.records import RESULTS, Results, Row, threads
+from benchmarks.measurements.records import RESULTS, Results, Row, quick_output, threads
 from hf_synthesizer import SynthesizerError
 from hf_synthesizer.measuring.timing import Spread
 
@@ -134,7 +134,7 @@ def parser(description: str | None, output: str, variants: tuple[str, ...]) -> a
 
 def make_quick(arguments: argparse.Namespace, variants: list[str], length: int = 32) -> None:
     """Cut the grid down to one cell a mode."""
-    arguments.variants = variants
+    arguments.variants, arguments.output = variants, quick_output(arguments.output)
     arguments.lengths, arguments.batch_sizes = [length], [1]
     arguments.padding, arguments.dtypes, arguments.repeats = ["ragged"], ["float32"], 3
 

@@ -124,5 +124,13 @@ class Results:
         temporary.replace(self.path)
 
 
+def quick_output(path: Path) -> Path:
+    """Where a quick run writes: never into the results, whose lines it would replace; a file elsewhere was asked for."""
+    if path.is_relative_to(RESULTS):
+        path = ROOT / "outputs" / "quick" / path.relative_to(RESULTS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def threads() -> str:
     return str(torch.get_num_threads())

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import T5Config, T5ForConditionalGeneration
 
 from benchmarks.measurements.grid import FAILURES, Cell, outcome, parser, reason, undisturbed
-from benchmarks.measurements.records import Results
+from benchmarks.measurements.records import Results, quick_output
 from hf_synthesizer import patch_model
 from hf_synthesizer.measuring.timing import Spread, interleaved
 
@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit("Decoding is inference without padding: leave --modes and --padding out.")
     small: dict[str, Any] = {}
     if arguments.quick:
+        arguments.output = quick_output(arguments.output)
         small = dict(d_model=32, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=4, vocab_size=2048)
         arguments.lengths, arguments.batch_sizes, arguments.variants = [8], [1], [STOCK, "dense+salience"]
     if arguments.threads:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.measurements.records import RESULTS, Results, threads
+from benchmarks.measurements.records import RESULTS, Results, quick_output, threads
 
 FIELDS = ("median_ms", "least_ms", "most_ms", "rounds")
 VARIANTS = ("random", "dense", "factorized_dense", "random+dot_product")
@@ -77,6 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     size: dict[str, int] = {}
     rows, length = 8, 128
     if arguments.quick:
+        arguments.output = quick_output(arguments.output)
         size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
         size["max_position_embeddings"] = 16
         arguments.variants, arguments.repeats, rows, length = "random", 1, 1, 8

@@ -34,7 +34,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from benchmarks.measurements.records import RESULTS, Results, Row, threads
+from benchmarks.measurements.records import RESULTS, Results, Row, quick_output, threads
 from benchmarks.pretrained.real_text import SEED, Batch, Size, Task, articles, likeness, reactions, translations
 from hf_synthesizer import InvalidConfigError, patch_model, transfer_attention
 from hf_synthesizer.faces.mixin import SynthesizerMixin
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     there = [name for name in arguments.models.split(",") if (arguments.weights / name).is_dir()]
     if not there:
         sys.exit(f"--weights {arguments.weights} has none of the folders {arguments.models}.")
-    results = Results(arguments.output, FIELDS)
+    results = Results(quick_output(arguments.output) if arguments.quick else arguments.output, FIELDS)
     for name in there:
         known = MODELS[name]
         size = replace(QUICK, length=min(QUICK.length, known.size.length)) if arguments.quick else known.size

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.measurements.records import RESULTS, ROOT, commit
+from benchmarks.measurements.records import RESULTS, ROOT, commit, quick_output
 from hf_synthesizer import SynthesizerConfig, patch_model
 from hf_synthesizer.faces.mixin import SynthesizerMixin
 from hf_synthesizer.tasks.training import leave_together
@@ -170,7 +170,10 @@ def main() -> None:
         "--output", type=Path, default=RESULT, help="the CSV file; settings that are not run keep their lines"
     )
     parser.add_argument("--worker", help="be one of two processes, and write the losses into this file")
+    parser.add_argument("--quick", action="store_true", help="one setting, to show that everything works")
     options = parser.parse_args()
+    if options.quick:
+        options.settings, options.output = ["ddp"], quick_output(options.output)
     torch.manual_seed(1)
     ids = torch.randint(64, (BATCH, LENGTH))
     if options.worker:

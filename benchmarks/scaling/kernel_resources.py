@@ -29,7 +29,7 @@ from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from benchmarks.measurements.records import RESULTS, commit
+from benchmarks.measurements.records import RESULTS, commit, quick_output
 from hf_synthesizer.attend.triton import launch
 from hf_synthesizer.attend.triton.blocks import KERNELS, Blocks, Specialisation
 from hf_synthesizer.attend.triton.launch import Launch, Operands
@@ -162,6 +162,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     chosen = [each for each in Specialisation.all() if each.kernel in arguments.kernels]
     if arguments.quick:
+        arguments.output = quick_output(arguments.output)
         chosen = list(
             {each.kernel: each for each in chosen if each.width == 64 and each.dtype == torch.bfloat16}.values()
         )

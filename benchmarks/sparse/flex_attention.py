@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks.measurements.records import RESULTS, provenance, threads
+from benchmarks.measurements.records import RESULTS, provenance, quick_output, threads
 from hf_synthesizer.attend import attend
 from hf_synthesizer.choices import FixedBlocks, Strides
 from hf_synthesizer.logits import Sparse
@@ -31,7 +31,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 4096])
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--output", type=Path, default=RESULTS / "flex.csv")
+    parser.add_argument("--quick", action="store_true", help="one short length, to show that everything works")
     arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.lengths, arguments.seconds, arguments.output = [128], 0.0, quick_output(arguments.output)
     torch.manual_seed(0)
     compiled = torch.compile(flex_attention)
     rows = []

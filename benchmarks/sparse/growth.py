@@ -11,8 +11,10 @@ with stock.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
+from pathlib import Path
 
 from benchmarks.block.blocks import CHOOSING, STOCK
 from benchmarks.measurements.records import PROVENANCE, RESULTS, Row, read
@@ -22,8 +24,11 @@ FIELDS = ("variant", "mode", "padding", "exponent", "ms_1024", "ms_4096", "stock
 FIELDS += ("total_mb", "stock_sdpa_total_mb", "threads")
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Fit, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS / "growth.csv")
+    output = parser.parse_args(argv).output
     times, memory = read(RESULTS / "attention.csv"), read(RESULTS / "memory.csv")
     rows = []
     for mode in ("inference", "train"):
@@ -32,7 +37,7 @@ def main() -> None:
                 row = line(times, memory, variant, mode, padding)
                 if row:
                     rows.append(row)
-    with (RESULTS / "growth.csv").open("w", newline="") as file:
+    with output.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*FIELDS, *PROVENANCE], extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

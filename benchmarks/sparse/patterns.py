@@ -5,6 +5,9 @@ python -m benchmarks.sparse.patterns  # writes patterns.png into benchmarks/resu
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import matplotlib
 import torch
 
@@ -19,8 +22,11 @@ from matplotlib import pyplot
 N, LENGTH = 128, 24
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """A table built for N = 128 tokens, looked at by a sequence of 24."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS / "patterns.png")
+    output = parser.parse_args(argv).output
     torch.manual_seed(0)
     made = build_synthesizer(SynthesizerConfig("random", init="handcrafted"), 64, 8, N)
     weights = made(torch.zeros(1, LENGTH, 64)).materialize()[0].softmax(-1).detach()
@@ -33,7 +39,7 @@ def main() -> None:
     axes[1, 0].set_ylabel("query")
     axes[1, 0].set_xlabel("key")
     figure.tight_layout()
-    figure.savefig(RESULTS / "patterns.png", dpi=70)
+    figure.savefig(output, dpi=70)
     pyplot.close(figure)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks.measurements.records import RESULTS, Row, provenance
+from benchmarks.measurements.records import RESULTS, Row, provenance, quick_output
 from hf_synthesizer import SynthesizerConfig
 from hf_synthesizer.choices import Buckets
 from hf_synthesizer.choices.tokens import Tokens
@@ -50,7 +50,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--hashes", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, default=3, help="how many draws of the hashes are averaged")
     parser.add_argument("--output", type=Path, default=RESULTS / "recall.csv")
+    parser.add_argument("--quick", action="store_true", help="one short sequence, to show that everything works")
     arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.length, arguments.sequences, arguments.hashes, arguments.seeds = 64, 1, [1, 4], 1
+        arguments.output = quick_output(arguments.output)
     torch.manual_seed(0)
     sources = {"random": torch.randn(1, 2 * arguments.sequences, arguments.length, 32)}
     rows: list[Row] = []

@@ -104,6 +104,7 @@ def test_a_setting_of_distributed_training_carries_a_patched_model(tmp_path: Pat
     assert (row["setting"], row["carries"]) == ("ddp", "yes"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_patterns_by_flex_attention_equal_ours(tmp_path: Path) -> None:
     done = run("sparse.flex_attention", "--quick", "--output", tmp_path / "found.csv")
@@ -112,9 +113,12 @@ def test_patterns_by_flex_attention_equal_ours(tmp_path: Path) -> None:
     assert found == {(variant, way) for variant in ("sparse_strided", "sparse_fixed") for way in ("ours", "flex")}
 
 
-def test_the_fit_of_growth_is_that_of_the_measured_times(tmp_path: Path) -> None:
+def test_growth_is_fitted_to_the_measured_times(tmp_path: Path) -> None:
     growth.main(["--output", str(tmp_path / "growth.csv")])
-    assert lines(tmp_path / "growth.csv") == lines(RESULTS / "growth.csv")
+    rows, known = lines(tmp_path / "growth.csv"), lines(RESULTS / "growth.csv")
+    keys = ("variant", "mode", "padding")
+    assert [[row[key] for key in keys] for row in rows] == [[row[key] for key in keys] for row in known]
+    assert all(0.5 < float(row["exponent"]) < 3 for row in rows)
 
 
 def test_handcrafted_patterns_are_drawn(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def bash_of(text: str) -> list[str]:
 
 
 def test_commands_of_documents_exist() -> None:
-    """Commands of ours with the options that they know, targets of the Makefile, scripts that are there."""
+    """Commands of ours with the options that they know, targets of the Makefile, scripts and modules that are there."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     ours = typer.main.get_command(app)
     shown = commands()
@@ -125,6 +125,9 @@ def test_commands_of_documents_exist() -> None:
         for word in words:
             if word.endswith(".py") and "/" in word:
                 assert (ROOT / word).exists(), f"{words} in {name}"
+        for option, module in zip(words, words[1:], strict=False):
+            if option == "-m" and module.startswith(("benchmarks.", "docs.")):
+                assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), f"{words} in {name}"
 
 
 def test_compare_variants_prints_every_variant() -> None:

@@ -1,4 +1,4 @@
-"""What must hold for a synthesized model, whatever its type: the laws that `coverage.py` checks.
+"""What must hold for a synthesized model, whatever its type: the laws that `survey.py` checks.
 
 Each law takes a stock model and its inputs, patches and unpatches it, and returns `HOLDS`, a word on why it says nothing
 here (in brackets), or what was wrong. Our own errors pass through: they are refusals.

@@ -7,7 +7,8 @@
 
 A run is a task, a variant and a seed; it writes one JSON file into benchmarks/results/paper, and one that is there is skipped.
 All variants of a task see the same rows in the same order for as many epochs, at the same rate, which was
-chosen with stock attention. Only self-attention is swapped. Data is looked for in --data (`mt/`, `lm/`, `summ/`). Seconds are processor time. benchmarks/paper/tasks.py has the models, which are small and see little text: what can be compared is the order of variants within a table.
+chosen with stock attention. Only self-attention is swapped. Data is looked for in --data (`mt/`, `lm/`, `summ/`). Seconds are processor time.
+`tasks.py` has the models, which are small and see little text: what can be compared is the order of variants within a table.
 """
 
 from __future__ import annotations

@@ -46,6 +46,10 @@ class SequenceTooLongError(SynthesizerError, ValueError):
     """A sequence longer than the `max_length` the synthesizer was built for."""
 
 
+class AttentionInputError(SynthesizerError, RuntimeError, ValueError):
+    """Tensors of one call of attention that do not fit each other, such as a mask; a `RuntimeError` as PyTorch's own is."""
+
+
 class CheckpointMismatchError(SynthesizerError, RuntimeError, ValueError):
     """A checkpoint that does not hold what its configuration promises; a `RuntimeError` as Transformers' own is."""
 

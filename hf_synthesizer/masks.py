@@ -7,11 +7,13 @@ of: most are a mask of keys, or that and a triangle, and both can be served with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from .tracing import Question, ask, on_processor
+from .errors import AttentionInputError
+from .tracing import Question, ask, on_processor, traced
 
 
 class Extents(NamedTuple):
@@ -63,9 +65,18 @@ class AttentionMask:
 
     @classmethod
     def from_tensor(cls, mask: torch.Tensor | None, causal_offset: int | torch.Tensor | None = None) -> AttentionMask:
-        """From a bool mask (True: look) or an additive one (the dtype's minimum or −inf: do not look)."""
+        """From a bool mask (True: look) or an additive one (the dtype's minimum or −inf: do not look).
+
+        Raises:
+            AttentionInputError: for one of whole numbers, which could mean either.
+        """
         if mask is None or mask.dtype == torch.bool:
             return cls(keep=mask, causal_offset=causal_offset)
+        if not mask.is_floating_point():
+            raise AttentionInputError(
+                f"An attention mask of {str(mask.dtype).removeprefix('torch.')} was given, of shape {tuple(mask.shape)}. A mask "
+                f"is bool (True: look), or floating point, and then added to the logits. Call mask.bool()."
+            )
         keep = mask > torch.finfo(mask.dtype).min / 2
         return cls(keep=keep, bias=mask.masked_fill(~keep, 0.0), causal_offset=causal_offset, source=mask)
 
@@ -76,6 +87,19 @@ class AttentionMask:
         total = bias if self.bias is None else self.bias + bias
         mask = AttentionMask(self.keep, total, self.causal_offset, self.source)
         mask.known_extents = self.known_extents
+        return mask
+
+    def fitted(self, shape: Sequence[int]) -> AttentionMask:
+        """The same mask with four dimensions and a number for each key, as it broadcasts to `shape`, (B, H, Lq, Lk).
+
+        Raises:
+            AttentionInputError: for one that does not broadcast to it, as stock attention would.
+        """
+        keep, bias = (None if tensor is None else _fitted(tensor, shape) for tensor in (self.keep, self.bias))
+        if keep is self.keep and bias is self.bias:
+            return self
+        mask = AttentionMask(keep, bias, self.causal_offset, self.source)
+        mask.known_extents = self.known_extents if keep is self.keep else None
         return mask
 
     def visible(self, query_length: int, key_length: int, device: torch.device) -> torch.Tensor | None:
@@ -112,7 +136,8 @@ class AttentionMask:
 
     def question(self) -> Question:
         """What `simplified` and `extents` want to know."""
-        return Question(self.source, "mask", self._answer)  # type: ignore[arg-type]
+        # One tensor may be a mask of other shapes too: each has an answer of its own.
+        return Question(self.source, ("mask", tuple(self.keep.shape)), self._answer)  # type: ignore[arg-type, union-attr]
 
     def _made_of(self) -> tuple[bool, bool, bool, Extents]:
         """Whether all queries see the same keys; whether that and a triangle is all; whether all keys are seen; where."""
@@ -142,3 +167,17 @@ class AttentionMask:
         first = torch.where(seen, slots, key_length).amin(-1).minimum(last)  # both are 0 where nothing is seen
         places = torch.stack((first, last, seen.sum(-1)), dim=-1).flatten()  # (B · 3)
         return torch.cat((every.float(), triangle.float(), keys.all().view(1).float(), places.float()))
+
+
+def _fitted(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A mask with four dimensions and a number for each key. A graph that is traced compares no sizes: its operations do."""
+    if mask.dim() < 4:
+        mask = mask[(None,) * (4 - mask.dim())]
+    if not traced() and (
+        mask.dim() > 4 or any(size not in (1, wanted) for size, wanted in zip(mask.shape, shape, strict=True))
+    ):
+        raise AttentionInputError(
+            f"The attention mask has shape {tuple(mask.shape)}, which does not broadcast to (batch, heads, queries, keys) = "
+            f"{tuple(shape)}. Give a mask with as many rows, heads, queries and keys, or 1 of them for all."
+        )
+    return mask if mask.shape[-1] != 1 or shape[-1] == 1 else mask.expand(-1, -1, -1, shape[-1])

@@ -64,14 +64,17 @@ def attend(
     Args:
         logits: any form, standing for (B or 1, H, Lq, Lk).
         value: (B, H, Lk, d_v).
-        mask: what to hide and to add; nothing if None.
+        mask: what to hide and to add, of a shape that broadcasts to the logits'; nothing if None.
         dropout: the probability with which a weight is dropped; 0 outside training.
         need_weights: whether the weights are wanted too. Only the reference route has them.
 
     Returns:
         The output (B, H, Lq, d_v), and the weights (B, H, Lq, Lk) or None.
+
+    Raises:
+        AttentionInputError: for a mask that does not broadcast to (B, H, Lq, Lk).
     """
-    mask = AttentionMask() if mask is None else mask
+    mask = AttentionMask() if mask is None else mask.fitted((*value.shape[:2], logits.query_length, value.shape[-2]))
     if isinstance(logits, Grouped):
         simple = mask if need_weights or traced() else mask.simplified()  # once for all groups
         return grouped.attend(logits, value, simple, attend, dropout=dropout, need_weights=need_weights)

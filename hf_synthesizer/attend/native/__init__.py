@@ -11,6 +11,7 @@ import torch
 
 from ...masks import AttentionMask
 from ...tracing import on_processor, traced
+from ..fit import is_plain
 from ..terms import Terms
 from .build import left_out, library, reason
 
@@ -28,7 +29,7 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
     """Whether the kernels can do it at all."""
     from .operands import DTYPES, MOST_ADDED, MOST_OUTERS, added_terms
 
-    if value.dtype not in DTYPES or dropout >= 1 or len(terms.tiled) > MOST_OUTERS or type(value) is not torch.Tensor:
+    if value.dtype not in DTYPES or dropout >= 1 or len(terms.tiled) > MOST_OUTERS:
         return False
     if isinstance(mask.causal_offset, torch.Tensor) or (mask.causal_offset is not None and mask.causal_offset < 0):
         return False
@@ -40,7 +41,13 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
     if torch.is_grad_enabled() and any(t.requires_grad and t.shape[1] == 1 < value.shape[1] for t, _ in added):
         return False  # a table of all heads has one gradient, which threads would have to share
     tensors = [tensor for tensor, _ in added] + [factor for term in terms.tiled for factor in term[:2]]
-    return all(tensor.dtype in DTYPES for tensor in tensors)
+    compared = [factor for pair in terms.low_rank for factor in pair]
+    compared += [factor for term in terms.static if term.keys is not None for factor in (term.table, term.keys)]
+    if not tensors and not any(factor.shape[-1] for factor in compared):
+        return False  # logits of no number at all are 0, and nobody would write them
+    return all(tensor.dtype in DTYPES for tensor in tensors) and all(
+        map(is_plain, (value, mask.keep, *tensors, *compared))
+    )
 
 
 def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
@@ -61,11 +68,13 @@ def shares(terms: Terms, value: torch.Tensor) -> bool:
     from .operands import DTYPES
 
     tensors = [value, *(tensor for term in terms.static for tensor in term if tensor is not None)]
-    if terms.weights is not None or traced() or not all(tensor.dtype in DTYPES for tensor in tensors):
+    if terms.weights is not None or traced() or 0 in value.shape:
+        return False
+    if not all(tensor.dtype in DTYPES and is_plain(tensor) for tensor in tensors):
         return False
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
-    return on_processor(value.device) and type(value) is torch.Tensor and library() is not None
+    return on_processor(value.device) and library() is not None
 
 
 def attend_shared(

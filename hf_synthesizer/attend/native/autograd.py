@@ -13,7 +13,7 @@ from ...masks import AttentionMask
 from .. import reference
 from ..recorded import gradients
 from .build import Library, library
-from .operands import KINDS, Plan, Problem, described
+from .operands import KINDS, Plan, Problem, described, pointer, readable, room
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -39,8 +39,8 @@ def forward(plan: Plan, tensors: Tensors, normaliser: torch.Tensor | None = None
     value = cast(torch.Tensor, tensors[0])
     output = value.new_empty(len(value), plan.query_length, value.shape[1], value.shape[-1])
     problem = plan.problem(tensors)
-    problem.output = output.data_ptr()
-    problem.normaliser = None if normaliser is None else normaliser.data_ptr()
+    problem.output = pointer("an output", output, output.shape, value.dtype)
+    problem.normaliser = pointer("sums of rows", normaliser, (len(value), value.shape[1], plan.query_length))
     call("hf_forward", problem)
     return output, problem
 
@@ -51,7 +51,7 @@ class NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: torch.Tensor | None) -> torch.Tensor:
         value = cast(torch.Tensor, tensors[0])
-        normaliser = torch.empty(len(value), value.shape[1], plan.query_length)
+        normaliser = room(len(value), value.shape[1], plan.query_length)
         output, _ = forward(plan, tensors, normaliser)
         ctx.plan = plan
         ctx.save_for_backward(output, normaliser, *tensors)
@@ -59,7 +59,8 @@ class NativeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        output, normaliser, *tensors = ctx.saved_tensors
+        # A hook on saved tensors may have given them another layout.
+        output, normaliser, *tensors = map(readable, ctx.saved_tensors)
         plan, needed = ctx.plan, ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # somebody wants a graph of this gradient
             return None, *gradients(lambda given: recorded(plan, given), tensors, needed, gradient)
@@ -80,14 +81,13 @@ def backward(
     queries = plan.query_length
     problem = plan.problem(tensors, training=True)
     parts = problem.parts
-    shape = (batch, heads, queries, keys)
-    gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
-    problem.gradient, problem.made = (described(t.transpose(1, 2), shape) for t in (gradient, output))
-    problem.normaliser = normaliser.data_ptr()
-
-    def room(*sizes: int) -> torch.Tensor:
-        return torch.empty(sizes)
-
+    written = (batch, heads, queries, width)
+    gradient, output = (readable(tensor).transpose(1, 2) for tensor in (gradient, output))  # (B, H, Lq, d_v)
+    problem.gradient, problem.made = (
+        described("a gradient", gradient, written),
+        described("an output", output, written),
+    )
+    problem.normaliser = pointer("sums of rows", normaliser, written[:-1])
     value_grad = room(parts, batch, keys, heads, width)
     problem.value_gradient = value_grad.data_ptr()
     grads: list[torch.Tensor | None] = [None] * len(tensors)
@@ -99,7 +99,7 @@ def backward(
     for number, (place, inner, outer) in enumerate(plan.outer_terms(tensors)):
         term = problem.outer[number]
         for name, at, factor in (("inner", place, inner), ("outer", place + 1, outer)):
-            grads[at] = room(*factor.shape)
+            grads[at] = room(batch, heads, queries, factor.shape[-1])  # summed below where the factor has fewer
             setattr(term, f"{name}_gradient", cast(torch.Tensor, grads[at]).data_ptr())
     for number, (place, tensor, weight) in enumerate(plan.added_terms(tensors)):
         term = problem.added[number]
@@ -107,14 +107,15 @@ def backward(
             apart = tensor.shape[2] > 1  # each part of the queries has rows of its own, which the kernels write whole
             rows = 1 if len(tensor) == 1 and apart else batch
             dtype = tensor.dtype if apart and rows == batch else torch.float32  # that of a sum over the batch
-            make = torch.empty if apart else torch.zeros
-            made = make(1 if apart else parts, rows, heads, queries if apart else 1, keys, dtype=dtype)
+            made = room(
+                1 if apart else parts, rows, heads, queries if apart else 1, keys, dtype=dtype, zeros=not apart
+            )
             strides = [0 if size == 1 else stride for size, stride in zip(made.shape, made.stride(), strict=True)]
             term.gradient, term.gradient_kind = made.data_ptr(), KINDS[dtype]
             term.gradient_part, term.gradient_batch, term.gradient_head, term.gradient_row = strides[:4]
             kept.append((place, made))
         if weight is not None and needed[place + 1]:
-            made = torch.zeros(parts, batch, heads)
+            made = room(parts, batch, heads, zeros=True)
             term.weight_gradient = made.data_ptr()
             kept.append((place + 1, made))
     call("hf_backward", problem)
@@ -138,7 +139,7 @@ def recorded(plan: Plan, tensors: Tensors) -> torch.Tensor:
     value, query, key = tensors[:3]
     assert value is not None
     shape = (*value.shape[:2], plan.query_length, value.shape[2])
-    logits = torch.zeros(shape)
+    logits = torch.zeros(shape, device=value.device)
     if query is not None and key is not None:
         logits = logits + query @ key.transpose(-1, -2)
     for _, inner, outer in plan.outer_terms(tensors):
@@ -147,7 +148,7 @@ def recorded(plan: Plan, tensors: Tensors) -> torch.Tensor:
         logits = logits + (tensor if weight is None else tensor * weight[:, None, None])
     keep = plan.keep
     if plan.ends is not None:
-        seen = (torch.arange(shape[-1]) < plan.ends[:, None])[:, None, None]
+        seen = (torch.arange(shape[-1], device=value.device) < plan.ends[:, None])[:, None, None]
         keep = seen if keep is None else keep & seen
     output, weights = reference.attend(Explicit(logits), value, AttentionMask(keep, None, plan.causal_offset))
     if plan.dropout:
@@ -158,6 +159,6 @@ def recorded(plan: Plan, tensors: Tensors) -> torch.Tensor:
 def drawn(plan: Plan, tensors: Tensors) -> torch.Tensor:
     """What dropout does to each weight: 0, or 1 / (1 − p); (B, H, Lq, Lk)."""
     value = cast(torch.Tensor, tensors[0])
-    made = torch.empty(*value.shape[:2], plan.query_length, value.shape[2])
+    made = room(*value.shape[:2], plan.query_length, value.shape[2])
     call("hf_dropout", plan.problem(tensors), ctypes.c_void_p(made.data_ptr()))
     return made

@@ -1,9 +1,10 @@
-"""The native kernels' library: built by the machine's own compiler at first use, kept, and bound to what PyTorch has loaded.
+"""The native kernels' library: built by the machine's own compiler at first use, kept (`kept.py`), and bound to what PyTorch
+has loaded.
 
 The source needs no header of PyTorch, so that a build takes two seconds and serves every version of it: the matrix
 products (oneDNN's, through PyTorch's `brgemm`) and the threads (those of the OpenMP that PyTorch runs on) are handed over as
 addresses. One library is built for each instruction set, `torch.backends.cpu.get_cpu_capability()`, and kept in the user's
-cache folder under a name that holds source and instruction set.
+cache folder under a name that holds source and instruction set. Whatever fails is one line of the log, and other routes serve.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from typing import NamedTuple
 
 import torch
 
+from . import kept
+from .kept import Unavailable
+
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).parent / "source"
@@ -33,7 +37,8 @@ ARCHITECTURES = {"AVX512": ("-march=x86-64-v4",), "AVX2": ("-march=x86-64-v3",)}
 SECONDS = 120  # a compiler that takes longer is not waited for
 PRODUCTS = "_ZN2at6native7cpublas6brgemmEllllllbPK{}S{}_Pfb"
 SYMBOLS = (PRODUCTS.format("f", 3), PRODUCTS.format("N3c108BFloat16E", 5), "_ZN2at6native7cpublas14brgemm_releaseEb")
-ADVICE = "Install g++ (or name a compiler in CXX) for the native kernels"
+FUNCTIONS = ("hf_bind", "hf_probe", "hf_size", "hf_forward", "hf_backward", "hf_dropout")
+ADVICE = "Install g++, or name a compiler in CXX, for the native kernels"
 
 
 _left_out = False
@@ -44,10 +49,6 @@ class Library(NamedTuple):
 
     functions: ctypes.CDLL
     bfloat16: bool
-
-
-class Unavailable(Exception):
-    """Why there are no native kernels here."""
 
 
 def library() -> Library | None:
@@ -82,74 +83,76 @@ def _made() -> tuple[Library | None, str | None]:
         if sys.platform != "linux" or platform.machine() != "x86_64" or capability not in ARCHITECTURES:
             here = f"{capability} on {platform.machine()} under {platform.system()}"
             raise Unavailable(f"they are for AVX2 and AVX-512 on x86-64 under Linux, and this is {here}")
-        return _bound(_built(capability)), None
-    except (Unavailable, OSError) as error:
-        logger.info("hf_synthesizer runs without its native kernels: %s.", error)
-        return None, str(error)
+        addresses = _addresses()
+        return _bound(_built(capability), addresses), None
+    except Exception as error:  # a compiler, a loader and a file system fail in ways that have no common class
+        reason = str(error) if isinstance(error, (Unavailable, OSError)) else f"{type(error).__name__}: {error}"
+        logger.info("hf_synthesizer runs without its native kernels: %s.", reason)
+        return None, reason
 
 
-def _built(capability: str) -> Path:
-    """The library's file, made where it is not there yet."""
+def _built(capability: str) -> ctypes.CDLL:
+    """The library as it was kept, or made where there is none, or one that cannot be trusted."""
     architecture = list(ARCHITECTURES[capability])
     if capability == "AVX512" and "avx512_bf16" in _processor_flags():
         architecture.append("-mavx512bf16")
     sources = sorted(SOURCE.iterdir())
     told = [*FLAGS, *architecture, *(source.read_text() for source in sources)]
     name = f"{capability.lower()}-{hashlib.sha256(chr(0).join(told).encode()).hexdigest()[:16]}.so"
-    file = _folder() / name
-    if file.exists():
-        return file
+    functions = kept.load(name, _loaded)
+    return _compiled(name, capability, architecture) if functions is None else functions
+
+
+def _compiled(name: str, capability: str, architecture: list[str]) -> ctypes.CDLL:
+    """The library made by the machine's compiler, and kept under a name."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise Unavailable(f"there is no C++ compiler. {ADVICE}")
-    logger.info("Building the native kernels of hf_synthesizer for %s; they are kept as %s.", capability, file)
-    with tempfile.TemporaryDirectory(dir=file.parent) as own:  # another process may build the same: the last one stays
+    with kept.place(name) as (file, put), tempfile.TemporaryDirectory(prefix="hf_synthesizer-") as own:
         made = Path(own) / name
+        logger.info("Building the native kernels of hf_synthesizer for %s; they are kept as %s.", capability, file)
         _run([*compiler.split(), *FLAGS, *architecture, str(SOURCE / "kernel.cpp"), "-o", str(made)])
-        made.replace(file)
-    return file
+        functions = _loaded(str(made))  # before it is kept: what is no library of ours must not be found again
+        put(made.read_bytes())
+    return functions
 
 
-def _bound(file: Path) -> Library:
-    """The library with PyTorch's functions put in, tried out."""
+def _loaded(file: str) -> ctypes.CDLL:
+    try:
+        functions = ctypes.CDLL(file)
+    except OSError as error:
+        raise Unavailable(f"what the C++ compiler made cannot be loaded ({error}). {ADVICE}") from error
+    missing = [name for name in FUNCTIONS if not hasattr(functions, name)]
+    if missing:
+        raise Unavailable(f"what the C++ compiler made lacks {', '.join(missing)}. {ADVICE}")
+    return functions
+
+
+def _addresses() -> list[ctypes.c_void_p]:
+    """Where PyTorch has what the kernels call."""
     torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    addresses = []
-    for symbol in (*SYMBOLS, "GOMP_parallel"):
-        if not hasattr(torch_library, symbol):
-            raise Unavailable(f"torch {torch.__version__} does not have what they call ({symbol})")
-        addresses.append(ctypes.cast(getattr(torch_library, symbol), ctypes.c_void_p))
-    functions = ctypes.CDLL(str(file))
+    missing = [symbol for symbol in (*SYMBOLS, "GOMP_parallel") if not hasattr(torch_library, symbol)]
+    if missing:
+        raise Unavailable(f"torch {torch.__version__} does not have what they call ({missing[0]})")
+    return [ctypes.cast(getattr(torch_library, symbol), ctypes.c_void_p) for symbol in (*SYMBOLS, "GOMP_parallel")]
+
+
+def _bound(functions: ctypes.CDLL, addresses: list[ctypes.c_void_p]) -> Library:
+    """The library with PyTorch's functions put in, tried out."""
+    for name in FUNCTIONS:
+        getattr(functions, name).restype = ctypes.c_int64
+    functions.hf_bind.restype = None
     functions.hf_bind(*addresses)
     functions.hf_probe.argtypes = [ctypes.c_int64]
-    for function in (
-        functions.hf_probe,
-        functions.hf_size,
-        functions.hf_forward,
-        functions.hf_backward,
-        functions.hf_dropout,
-    ):
-        function.restype = ctypes.c_int64
     if functions.hf_probe(0):
         raise Unavailable("oneDNN has no float32 brgemm for this processor")
     return Library(functions, functions.hf_probe(1) == 0)
 
 
-def _folder() -> Path:
-    """Where libraries are kept: the user's cache folder, or where that cannot be written to one of this process."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_synthesizer" / "native"
-    try:
-        kept.mkdir(parents=True, exist_ok=True)
-        if os.access(kept, os.W_OK):
-            return kept
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="hf_synthesizer-"))
-
-
 def _run(command: list[str]) -> str:
     """What a command prints; raises `Unavailable` with the end of what it complains about."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"the C++ compiler could not be run ({error}). {ADVICE}") from error
     if done.returncode:
@@ -158,7 +161,7 @@ def _run(command: list[str]) -> str:
 
 
 def _processor_flags() -> list[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
         if line.startswith("flags"):
             return line.split(":", 1)[1].split()
     return []

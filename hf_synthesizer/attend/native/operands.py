@@ -9,11 +9,14 @@ from typing import Any, cast
 
 import torch
 
+from ...errors import AttentionInputError
 from ...masks import AttentionMask
+from ..fit import require_fit
 from ..terms import Terms
 
 MOST_OUTERS, MOST_ADDED = 2, 8
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 2}
+PROCESSOR = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
 QUERIES = 64  # of a tile in the kernels
 COLUMNS = 512  # of the values of rows of the batch that share their weights, side by side
@@ -106,7 +109,7 @@ class Plan:
         if keep is not None and keep.shape[1] == keep.shape[2] == 1:
             extents = mask.extents()
             rows = range(len(value))
-            ends = torch.tensor([extents.of(row)[1] for row in rows])
+            ends = torch.tensor([extents.of(row)[1] for row in rows], device=PROCESSOR)
             keep = keep if any(extents.hides_one(row) for row in rows) else None
         plan = cls(
             query_length=terms.query_length,
@@ -115,7 +118,7 @@ class Plan:
             causal_offset=cast("int | None", mask.causal_offset),
             ends=ends,
             dropout=dropout,
-            seed=int(torch.randint(1 << 62, ())) if dropout else 0,
+            seed=int(torch.randint(1 << 62, (), device=PROCESSOR)) if dropout else 0,
             bfloat16_products=bfloat16 and value.dtype == torch.bfloat16,
         )
         return plan, tensors
@@ -129,25 +132,30 @@ class Plan:
         return [(n, tensors[n], tensors[n + 1]) for n in range(3 + 2 * self.outers, len(tensors), 2)]
 
     def problem(self, tensors: Sequence[torch.Tensor | None], *, training: bool = False) -> Problem:
-        """What C++ reads; it points into the tensors, which have to outlive it."""
+        """What C++ reads; it points into the tensors, which have to outlive it.
+
+        Raises:
+            AttentionInputError: for tensors that do not fit each other.
+        """
         value, query, key = tensors[:3]
         assert value is not None
         batch, heads, keys, width = value.shape
-        shape = (batch, heads, self.query_length, keys)
+        queries, rank = self.query_length, 0 if query is None else query.shape[-1]
+        logits = (batch, heads, queries, keys)
         made = Problem(
             batch=batch,
             heads=heads,
-            queries=self.query_length,
+            queries=queries,
             keys=keys,
             width=width,
-            rank=0 if query is None else query.shape[-1],
-            value=described(value, shape),
-            query=described(query, shape),
-            key=described(key, shape),
-            keep=described(self.keep, shape),
+            rank=rank,
+            value=described("values", value, value.shape),
+            query=described("queries", query, (batch, heads, queries, rank), broadcast=3),
+            key=described("keys", key, (batch, heads, keys, rank), broadcast=2),
+            keep=described("a mask", self.keep, logits, (torch.bool,), broadcast=3),
             outers=self.outers,
-            causal_offset=max(keys, self.query_length) if self.causal_offset is None else self.causal_offset,
-            ends=None if self.ends is None else self.ends.data_ptr(),
+            causal_offset=max(keys, queries) if self.causal_offset is None else self.causal_offset,
+            ends=pointer("ends of rows", self.ends, (batch,), torch.int64),
             dropout=self.dropout,
             seed=self.seed,
             threads=torch.get_num_threads(),
@@ -155,19 +163,25 @@ class Plan:
         )
         for number, (_, inner, outer) in enumerate(self.outer_terms(tensors)):
             term = made.outer[number]
-            term.inner, term.outer = described(inner, shape), described(outer, shape)
             term.a, term.b = inner.shape[-1], outer.shape[-1]
+            if term.a * term.b < keys:
+                raise AttentionInputError(
+                    f"Attention was given an outer product of {term.a} and {term.b} numbers for {keys} keys. Give it factors "
+                    f"whose product is at least as many."
+                )
+            term.inner = described("inner factors", inner, (batch, heads, queries, term.a), broadcast=3)
+            term.outer = described("outer factors", outer, (batch, heads, queries, term.b), broadcast=3)
         added = self.added_terms(tensors)
         made.addeds = len(added)
         for number, (_, tensor, weight) in enumerate(added):
-            made.added[number].tensor = described(tensor, shape)
-            made.added[number].weight = None if weight is None else weight.data_ptr()
+            made.added[number].tensor = described("logits", tensor, logits, broadcast=3)
+            made.added[number].weight = pointer("weights of heads", weight, (heads,))
         laid_out = keys * (2 if training else 1) * (made.rank + width) * batch
         shared = any(tensor.shape[2] > 1 and len(tensor) == 1 for _, tensor, _ in added)
         made.together = batch if shared and (training or laid_out <= TOGETHER) else 1
         if self.shared:
             made.shared, made.together = 1, max(1, min(batch, COLUMNS // width))
-            made.factor = described(self.factor, shape)
+            made.factor = described("factors of keys", self.factor, (batch, heads, 1, keys), broadcast=3)
         made.parts = self.parts(made)
         return made
 
@@ -195,13 +209,43 @@ def added_terms(terms: Terms) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
 
 
 def readable(tensor: Any) -> Any:
-    """A tensor whose columns lie one after the other; a copy where they do not."""
-    return tensor if tensor is None or tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    """A tensor whose columns lie one after the other, and which is not negated when it is read; else a copy."""
+    if tensor is None:
+        return None
+    tensor = tensor.resolve_neg()
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
-def described(tensor: torch.Tensor | None, shape: Sequence[int]) -> Tensor:
-    """A tensor of four dimensions for C++: what it has only one of is the same for all rows, heads or queries."""
+def described(
+    name: str,
+    tensor: torch.Tensor | None,
+    shape: Sequence[int],
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    broadcast: int = 0,
+) -> Tensor:
+    """A tensor of four dimensions for C++: what it has only one of is the same for all rows, heads or queries.
+
+    This and `pointer` are where the kernels' pointers come from; both look at what they are given first.
+    """
     if tensor is None:
         return Tensor()
+    require_fit(name, tensor, shape, PROCESSOR, dtypes, broadcast)
     strides = [0 if size == 1 else stride for size, stride in zip(tensor.shape[:3], tensor.stride(), strict=False)]
     return Tensor(tensor.data_ptr(), *strides, KINDS[tensor.dtype])
+
+
+def pointer(
+    name: str, tensor: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32
+) -> int | None:
+    """Where the numbers of a contiguous tensor lie."""
+    if tensor is None:
+        return None
+    require_fit(name, tensor, shape, PROCESSOR, (dtype,))
+    if not tensor.is_contiguous():
+        raise AttentionInputError(f"Attention was given {name} that do not lie side by side. Call contiguous().")
+    return tensor.data_ptr()
+
+
+def room(*sizes: int, dtype: torch.dtype = torch.float32, zeros: bool = False) -> torch.Tensor:
+    """Memory that the kernels write, whatever PyTorch's default device and dtype are."""
+    return (torch.zeros if zeros else torch.empty)(sizes, dtype=dtype, device=PROCESSOR)

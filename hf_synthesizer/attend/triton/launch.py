@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from ...errors import AttentionInputError
+from ..fit import require_fit
 from .blocks import Blocks, Specialisation
 from .forward import forward_kernel
 from .keys_backward import keys_kernel
@@ -51,7 +53,12 @@ class Launch:
     seed: int
 
     def run(self, kernel: str, operands: Operands, grads: dict[str, torch.Tensor | None]) -> Any:
-        """Call a kernel; `grads` are its further tensors."""
+        """Call a kernel; `grads` are its further tensors.
+
+        Raises:
+            AttentionInputError: for operands that do not fit each other.
+        """
+        self.require(operands)
         specialisation = replace(self.specialisation, kernel=kernel)
         blocks = specialisation.blocks
         a, b = (self.a, self.b) if self.specialisation.tiled else (blocks.keys, 0)
@@ -82,6 +89,30 @@ class Launch:
             **specialisation.constants(),
         }
         return call(KERNELS[kernel], self.grid(kernel, blocks, a), arguments, blocks)
+
+    def require(self, operands: Operands) -> None:
+        """Hold what a kernel reads against the problem, before it is pointed to."""
+        (batch, heads), (queries, keys) = (self.batch, self.heads), (self.query_length, self.key_length)
+        width, device, dtype = self.specialisation.width, operands.value.device, (self.specialisation.dtype,)
+        float32 = (torch.float32,)
+        if self.specialisation.tiled and self.a * self.b < keys:
+            raise AttentionInputError(
+                f"Attention was given an outer product of {self.a} and {self.b} numbers for {keys} keys. Give it factors "
+                f"whose product is at least as many."
+            )
+        for name, shape, dtypes, broadcast in (
+            ("value", (batch, heads, keys, width), dtype, 0),
+            ("query", (batch, heads, queries, width), dtype, 0),
+            ("key", (batch, heads, keys, width), dtype, 0),
+            ("table", (heads, queries, keys), float32, 1),
+            ("weight", (heads,), float32, 0),
+            ("inner", (batch, heads, queries, self.a), float32, 0),
+            ("outer", (batch, heads, queries, self.b), float32, 0),
+            ("bias", (batch, heads, keys), float32, 2),
+        ):
+            tensor = getattr(operands, name)
+            if tensor is not None:
+                require_fit(name, tensor, shape, device, dtypes, broadcast)
 
     def grid(self, kernel: str, blocks: Blocks, a: int) -> tuple[int, ...]:
         """How many programs there are: one for each head (of each row of the batch) and tile that a kernel owns."""

@@ -35,7 +35,9 @@ def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: flo
     width = width if query is None else max(width, query.shape[-1])
     width = next(each for each in WIDTHS if each >= width)
     table, weight = static(terms, value, needed=query is None or bool(terms.tiled))
-    inner, outer = (factor.float().contiguous() for factor in terms.tiled[0][:2]) if terms.tiled else (None, None)
+    inner, outer = (
+        (whole(factor, value).float().contiguous() for factor in terms.tiled[0][:2]) if terms.tiled else (None, None)
+    )
     launch = Launch(
         Specialisation("forward", value.dtype, width, query is not None, table is not None, inner is not None),
         batch=batch,
@@ -50,8 +52,8 @@ def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: flo
     )
     operands = Operands(
         value=wide(value, width),
-        query=None if query is None else wide(query, width),
-        key=None if key is None else wide(key, width).expand(batch, -1, -1, -1),
+        query=None if query is None else whole(wide(query, width), value),
+        key=None if key is None else whole(wide(key, width), value),
         table=table,
         weight=weight,
         inner=inner,
@@ -59,6 +61,11 @@ def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: flo
         bias=key_bias(terms, mask, value),
     )
     return launch, operands
+
+
+def whole(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A tensor (1 or B, 1 or H, L, w) with all rows of the batch and heads, as a view."""
+    return tensor.expand(*value.shape[:2], -1, -1)
 
 
 def static(terms: Terms, value: torch.Tensor, needed: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:

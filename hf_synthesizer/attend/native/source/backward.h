@@ -208,6 +208,8 @@ class Backward {
         store(gradient + key, weight * (load(gradient + key) - expected));
       }
     }
+    if (!is_finite(normaliser) || !is_finite(expected))  // what is hidden has no part in a row that is NaN
+      for (float* numbers : {weights, gradient}) clear_hidden(problem_, numbers, batch, item.head, query, first, seen, size);
     for (int64_t n = 0; n < problem_.outers; ++n) {
       const Outer& term = problem_.outer[n];
       factor_gradients(space_.made, gradient, space_.inner[n], space_.outer[n], term.a, first, seen,

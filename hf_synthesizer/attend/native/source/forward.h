@@ -139,7 +139,8 @@ class Forward {
       other = larger(load(logits + key + LANES), other);
     }
     const float before = largest_[row], now = std::max(before, largest(larger(most, other)));
-    if (now == HIDDEN) {
+    if (now == HIDDEN) {  // nothing is seen so far, or nothing but NaN, which is larger than no number
+      if (has_nan(logits, size)) spoil(row);
       std::memset((void*)weights, 0, size * sizeof(Number));
       return;
     }
@@ -174,11 +175,19 @@ class Forward {
             dot(factors_ + (each - item.first_batch) * padded_ + first, weights, size);
   }
 
+  // Makes the output of a row NaN, as the sum of weights of which one is NaN.
+  void spoil(int64_t row) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    total_[row] = nan;
+    if (problem_.factor.data)
+      for (int64_t each = 0; each < problem_.together; ++each) totals_[row * problem_.together + each] = nan;
+  }
+
   void finish(const Item& item, int64_t batch, int64_t query, int64_t row, float* summed) {
     const int64_t width = problem_.width, place = ((batch * problem_.queries + query) * problem_.heads + item.head) * width;
     const float total = problem_.factor.data ? totals_[row * problem_.together + batch - item.first_batch]
                                              : total_[row] * (float)(1.0 - problem_.dropout);
-    const bool seen = largest_[row] != HIDDEN && total != 0.0f;
+    const bool seen = total != 0.0f;
     scale_row(summed, seen ? 1.0f / total : 0.0f, width);
     if (problem_.value.kind == FLOAT32)
       std::memcpy((float*)problem_.output + place, summed, width * 4);

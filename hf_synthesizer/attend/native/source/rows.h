@@ -122,6 +122,21 @@ inline void fetch_ahead(const Problem& problem, int64_t batch, int64_t head, int
   }
 }
 
+inline bool has_nan(const float* row, int64_t count) {
+  Ints found{};
+  for (int64_t column = 0; column < count; column += LANES) found |= load(row + column) != load(row + column);
+  for (int64_t lane = 0; lane < LANES; ++lane)
+    if (found[lane]) return true;
+  return false;
+}
+
+// Zeros for the keys first … first + size that a query does not see.
+inline void clear_hidden(const Problem& problem, float* row, int64_t batch, int64_t head, int64_t query, int64_t first,
+                         int64_t seen, int64_t size) {
+  for (int64_t column = 0; column < size; ++column)
+    if (column >= seen || (problem.keep.data && !at<uint8_t>(problem.keep, batch, head, query)[first + column])) row[column] = 0.0f;
+}
+
 // How many of the keys first … first + count a query sees.
 inline int64_t seen_of(const Problem& problem, int64_t query, int64_t first, int64_t count) {
   return std::max<int64_t>(0, std::min(count, query + problem.causal_offset + 1 - first));

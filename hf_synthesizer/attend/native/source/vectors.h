@@ -84,6 +84,8 @@ inline float largest(Floats numbers) {
   return most;
 }
 
+inline bool is_finite(float number) { return number - number == 0.0f; }
+
 inline float sum(Floats numbers) {
   float total[LANES];
   store(total, numbers);
@@ -92,7 +94,7 @@ inline float sum(Floats numbers) {
   return total[0];
 }
 
-// e^x for x ≤ 0 within two units of the last place; 0 below −87, where it is no longer a normal number.
+// e^x for x ≤ 0 within two units of the last place; 0 below −87, where it is no longer a normal number; NaN for NaN.
 // e^x = 2^n · e^r with n = round(x / ln 2), |r| ≤ ln 2 / 2, and e^r by a polynomial.
 inline Floats exponential(Floats x) {
   const float shift = 12582912.0f;  // 1.5 · 2²³: what is added to it is rounded to a whole number, in its last bits
@@ -108,6 +110,7 @@ inline Floats exponential(Floats x) {
   made = made * r + 5.0000001201e-1f;
   made = made * (r * r) + r + 1.0f;
   made = (Floats)((Words)made + ((Words)shifted << 23));
+  made = made + x * 0.0f;  // the last bits of a NaN, all ones in one that a GPU made, were shifted into its exponent
   return x < -87.0f ? Floats{} : made;
 }
 

@@ -1,0 +1,52 @@
+"""What a kernel is given, held against the problem before any pointer is taken: kernels read whatever they are pointed to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import AttentionInputError
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Tensors that are their memory. A subclass may hold something else there, or nothing."""
+
+
+def is_plain(tensor: torch.Tensor | None) -> bool:
+    return tensor is None or type(tensor) in PLAIN
+
+
+def require_fit(
+    name: str,
+    tensor: torch.Tensor,
+    shape: Sequence[int],
+    device: torch.device,
+    dtypes: Sequence[torch.dtype],
+    broadcast: int = 0,
+) -> None:
+    """Raise `AttentionInputError` unless a tensor is of that shape, of one of these dtypes, on that device, and in memory.
+
+    The first `broadcast` dimensions may be 1. Numbers of a row lie side by side.
+    """
+    found = tensor.shape
+    fits = (
+        len(found) == len(shape)
+        and all(
+            size == wanted or (size == 1 and place < broadcast)
+            for place, (size, wanted) in enumerate(zip(found, shape, strict=True))
+        )
+        and tensor.dtype in dtypes
+        and tensor.device == device
+        and type(tensor) in PLAIN
+        and tensor.layout == torch.strided
+        and (found[-1] == 1 or tensor.stride(-1) == 1)
+        and tensor.data_ptr() != 0
+    )
+    if not fits:
+        wanted = ", ".join(f"1 or {size}" if place < broadcast else str(size) for place, size in enumerate(shape))
+        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise AttentionInputError(
+            f"Attention was given {name} of shape {tuple(found)}, {str(tensor.dtype).removeprefix('torch.')} on "
+            f"{tensor.device} ({type(tensor).__name__}); what fits the values is ({wanted}), {kinds} on {device}. "
+            f"Give it tensors of one batch, one number of heads and one length, all on one device."
+        )

@@ -1,0 +1,123 @@
+"""Where built libraries are kept: files of this user alone, whose content is verified before it is loaded.
+
+A file is the library's bytes and, behind them, their digest, which the loader does not read. It is loaded when it belongs to
+this user, nobody else may write to it, and the digest is right; else it counts as not there. It is written under another name
+first, so that it is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
+
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+HOUR = 3600
+DIGEST = hashlib.sha256().digest_size
+ADVICE = "Set XDG_CACHE_HOME to a folder of your own"
+Made = TypeVar("Made")
+
+
+class Unavailable(Exception):
+    """Why there are no native kernels here."""
+
+
+def folder() -> Path:
+    """The user's own cache folder; made where it is not there.
+
+    Raises:
+        Unavailable: where there is none, or one that others may write to.
+    """
+    named = os.environ.get("XDG_CACHE_HOME") or ""
+    try:
+        home = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+    except RuntimeError as error:  # no HOME, and no entry of this user
+        raise Unavailable(f"this user has no home folder to keep them in. {ADVICE}") from error
+    kept = home / "hf_synthesizer" / "native"
+    try:
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = kept.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & OTHERS:
+            kept.chmod(0o700)
+            found = kept.stat()
+    except OSError as error:
+        raise Unavailable(f"they cannot be kept ({error}). {ADVICE}") from error
+    if found.st_uid != os.geteuid() or found.st_mode & OTHERS:
+        raise Unavailable(f"{kept} belongs to another user, or others may write to it. {ADVICE}")
+    return kept
+
+
+def load(name: str, bind: Callable[[str], Made]) -> Made | None:
+    """What `bind` makes of the path of a kept library; None where there is none that can be trusted."""
+    file = folder() / name
+    try:
+        # What is looked at is what is loaded, whatever becomes of the name meanwhile.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.info("%s cannot be read (%s); it is built anew.", file, error)
+        return None
+    found = os.fstat(descriptor)
+    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS
+    if not (own and _is_whole(name, descriptor)):
+        os.close(descriptor)
+        what = "is damaged" if own else "belongs to another user, or others may write to it"
+        logger.info("%s %s; it is built anew.", file, what)
+        return None
+    # It stays open: the loader knows libraries by their paths, and would take another file of this number for this one.
+    return bind(f"/proc/self/fd/{descriptor}")
+
+
+@contextmanager
+def place(name: str) -> Iterator[tuple[Path, Callable[[bytes], None]]]:
+    """Where a library will be, and a function that puts its bytes there. The place is tried before anything is built.
+
+    Raises:
+        Unavailable: where nothing can be written.
+    """
+    kept = folder()
+    _remove_old(kept)
+    try:
+        descriptor, written = tempfile.mkstemp(prefix=f"{name}.", dir=kept)  # this user's alone
+    except OSError as error:
+        raise Unavailable(f"they cannot be kept ({error}). {ADVICE}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+
+            def put(content: bytes) -> None:
+                file.write(content + _digest(name, content))
+                file.flush()
+                os.replace(written, kept / name)
+
+            yield kept / name, put
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(written)
+
+
+def _remove_old(kept: Path) -> None:
+    """What processes that were killed while they built have left."""
+    for left in kept.glob("*.so.*"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - HOUR:
+                left.unlink()
+
+
+def _is_whole(name: str, descriptor: int) -> bool:
+    with os.fdopen(descriptor, "rb", closefd=False) as opened:
+        content = opened.read()
+    return len(content) > DIGEST and content[-DIGEST:] == _digest(name, content[:-DIGEST])
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + content).digest()

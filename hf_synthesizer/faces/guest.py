@@ -19,11 +19,12 @@ from transformers import AttentionInterface
 from ..config import LayerConfig
 from ..errors import UnsupportedModelError
 from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
-from .attention import asks_for_backend, find_face, uses_attention_interface
+from .attention import is_understood
 from .caching import past_length, slots_before
 from .compared_heads import ComparedHeads
 from .guest_cache import KeySideCache
 from .mixin import says_positions
+from .stock_code import asks_for_backend, uses_attention_interface
 from .stock_dot_product import StockDotProduct, dot_product, of_heads
 from .wiring import any_wiring, find_wiring, head_dim, in_features, query_heads
 
@@ -98,7 +99,7 @@ class GuestFace(ComparedHeads):
                 f"{self.stock_class.__name__} makes its dot products without Transformers' attention interface, so that none "
                 f"can be had from it for a mixture. Leave dot_product out, or register a face that serves_dot_product."
             )
-        if find_face(self.stock_class) is None and asks_for_backend(self.stock_class):
+        if not is_understood(self) and asks_for_backend(self.stock_class):
             raise UnsupportedModelError(
                 f"{self.stock_class.__name__} does more by the name of the attention backend than ask for its function, such "
                 f"as choosing keys by their content, and under synthesized attention it would not. Patch other layers "

@@ -73,7 +73,7 @@ class SynthesizerMixin(nn.Module):
         if config.max_length is None:
             given = next((value for value in (*args, *kwargs.values()) if isinstance(value, PreTrainedConfig)), None)
             config = config.for_length(longest_sequence(given or self.config, self.stack))
-        self.__class__ = serving_class(type(self), config)
+        self.__class__ = serving_class(type(self), config, self)
         self.replace_projections(config)
 
     @property
@@ -105,7 +105,13 @@ class SynthesizerMixin(nn.Module):
         The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections. `example`
         is a floating-point tensor of the model around it, for a module that was quantized.
         """
-        cls = serving_class(cls, config)
+        return serving_class(cls, config, stock).twin_of(stock, config, example)
+
+    @classmethod
+    def twin_of(
+        cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None
+    ) -> SynthesizerMixin:
+        """`from_stock` of this very class."""
         twin = cls.__new__(cls)
         twin.__dict__.update(stock.__dict__)
         for registry in ("_modules", "_parameters", "_buffers"):

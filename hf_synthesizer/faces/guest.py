@@ -20,7 +20,7 @@ from ..config import LayerConfig
 from ..errors import UnsupportedModelError
 from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
 from .attention import is_understood
-from .caching import past_length, slots_before
+from .caching import dropped_tokens, past_length, slots_before
 from .compared_heads import ComparedHeads
 from .guest_cache import KeySideCache
 from .mixin import says_positions
@@ -63,6 +63,7 @@ class Call:
     key_states: torch.Tensor | None
     mask: torch.Tensor | None
     given: Collection[str]
+    cache: Any = None
     answered: bool = False
 
 
@@ -163,7 +164,7 @@ class GuestFace(ComparedHeads):
         call = Call(hidden_states, start, given.get("position_ids"), key_states, mask, given)
         if cache_name is not None:
             cache = given[cache_name]
-            call.start = past_length(cache, self.layer_idx)
+            call.cache, call.start = cache, past_length(cache, self.layer_idx)
             if key_states is not None or self.kept_keys is not None:
                 wide = KeySideCache(cache, self, call)
                 args = tuple(wide if value is cache else value for value in args)
@@ -232,7 +233,8 @@ class GuestFace(ComparedHeads):
         try:
             known = says_positions(call.position_ids, length)
             start = slots_before(call.start, length, value.shape[-2], known)
-            positions = self.positions(call.position_ids, mask, length, value.shape[-2], start)
+            dropped = dropped_tokens(call.cache, self.layer_idx, value.shape[-2])
+            positions = self.positions(call.position_ids, mask, length, value.shape[-2], start, dropped)
             output, weights = self.synthesize(
                 hidden_states, value, mask, positions, call.key_states, position_bias, is_causal, dropout
             )

@@ -20,13 +20,14 @@ from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
-from .caching import extend, require_known_arguments
+from .caching import dropped_tokens, extend, require_known_arguments
 from .lengths import longest_sequence
 from .wiring import (
     OUTPUT_DROPOUTS,
     Wiring,
     dropout_probability,
     find_wiring,
+    has_window,
     head_dim,
     in_features,
     projection_of,
@@ -248,7 +249,8 @@ class SynthesizerMixin(nn.Module):
         length, value = hidden_states.shape[1], self.project_values(hidden_states)
         known = says_positions(position_ids, length)
         key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values, known)
-        positions = self.positions(position_ids, attention_mask, length, value.shape[-2], past_length)
+        dropped = dropped_tokens(past_key_values, self.layer_idx, value.shape[-2])
+        positions = self.positions(position_ids, attention_mask, length, value.shape[-2], past_length, dropped)
         output, weights = self.synthesize(
             hidden_states,
             value,
@@ -291,10 +293,13 @@ class SynthesizerMixin(nn.Module):
         length: int,
         key_length: int,
         start: int | torch.Tensor,
+        dropped: int = 0,
     ) -> Positions:
         """Where queries and keys stand: by `position_ids`, else by padding on the left where the model counts from there."""
         if says_positions(position_ids, length):
-            return Positions.from_position_ids(position_ids, length, key_length, start, mask)
+            found = Positions.from_position_ids(position_ids, length, key_length, start, mask, dropped)
+            found.windowed = has_window(self)
+            return found
         if self.counts_from_padding:
             return Positions.from_left_padding(mask, length, key_length, start)
         return Positions.from_position_ids(None, length, key_length, start)

@@ -52,6 +52,7 @@ class Positions:
         query: torch.Tensor | None = None,
         key: torch.Tensor | None = None,
         source: torch.Tensor | None = None,
+        windowed: bool = False,
     ):
         self.query_length = query_length
         self.key_length = key_length
@@ -59,8 +60,7 @@ class Positions:
         self.query = query
         self.key = key
         self.source = query if source is None else source
-        self.windowed = False
-        """Whether a mask may hide a row's first tokens, so that only these positions say how many there were."""
+        self.windowed = windowed
 
     @classmethod
     def from_position_ids(
@@ -71,12 +71,13 @@ class Positions:
         start: int | torch.Tensor,
         mask: torch.Tensor | None = None,
         dropped: int = 0,
+        windowed: bool = False,
     ) -> Positions:
         """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are recognised, and served by slices.
 
         Padding may be at −1 (OPT), and is clamped to 0: the mask hides it. Where cached keys stand is told by `mask`, that of the
         same layer: position_ids count either all tokens or the visible ones (`_cached_keys`). `dropped` tokens were in the
-        cache once, in front of those that are.
+        cache once, in front of those that are; `windowed` says that the mask may hide tokens that are far behind.
 
         Raises:
             UnsupportedModelError: where position_ids of a step count the tokens in neither way.
@@ -84,15 +85,15 @@ class Positions:
         if position_ids is None:
             return cls(query_length, key_length, start)
         if _are_contiguous(position_ids, start, mask):
-            return cls(query_length, key_length, start)
+            return cls(query_length, key_length, start, windowed=windowed)
+        named = position_ids.clamp(min=0)
         if isinstance(start, int) and start == 0 and key_length == query_length:
-            named = position_ids.clamp(min=0)
-            return cls(query_length, key_length, start, named, named, position_ids)
-        key = _cached_keys(position_ids, key_length, start, mask, dropped)
+            return cls(query_length, key_length, start, named, named, position_ids, windowed)
+        key = _cached_keys(position_ids, key_length, start, mask, dropped, windowed)
         slots = torch.arange(key_length, device=position_ids.device) - start
         given = position_ids[:, slots.clamp(0, query_length - 1)]  # of the new tokens themselves
         key = torch.where((slots >= 0) & (slots < query_length), given, key)
-        return cls(query_length, key_length, start, position_ids.clamp(min=0), key.clamp(min=0), position_ids)
+        return cls(query_length, key_length, start, named, key.clamp(min=0), position_ids, windowed)
 
     @classmethod
     def from_left_padding(
@@ -144,9 +145,8 @@ class Positions:
         if self.key_length <= max_length:
             return self
         query, key = self.numbers(device)
-        positions = Positions(self.query_length, self.key_length, self.start, query, key.clamp(max=max_length - 1))
-        positions.windowed = self.windowed
-        return positions
+        key = key.clamp(max=max_length - 1)
+        return Positions(self.query_length, self.key_length, self.start, query, key, windowed=self.windowed)
 
     def require(self, max_length: int) -> None:
         """Raise `SequenceTooLongError` when a token stands beyond `max_length`.
@@ -218,35 +218,42 @@ def _cached_keys(
     start: int | torch.Tensor,
     mask: torch.Tensor | None,
     dropped: int,
+    windowed: bool,
 ) -> torch.Tensor:
     """Where the keys before `start` stand, (B or 1, Lk), given the positions of the tokens behind them.
 
     A row whose position_ids count all tokens has its keys where their slots are. A row whose position_ids count the visible
-    tokens, as `generate` has it, has them as many visible keys before its first new token. Both are the same where no hidden
-    token lies between visible ones.
+    tokens, `attention_mask.cumsum(-1) - 1`, has as many visible keys before its first new token. Both are the same where no
+    hidden token lies between visible ones.
     """
     slots = torch.arange(key_length, device=position_ids.device)
     if mask is None:
         return slots - start + position_ids[:, :1]
     keep = AttentionMask.from_tensor(mask).keep.any(2).any(1)  # type: ignore[union-attr]  # (B or 1, Lk)
     new = (keep & (slots >= start)).int().argmax(-1, keepdim=True).clamp(min=start) - start  # a row's first new token
-    first = position_ids.expand(max(len(position_ids), len(new)), -1).gather(1, new)
+    position = position_ids.expand(max(len(position_ids), len(new)), -1).gather(1, new)
     cached = keep & (slots < start)
-    counted = first - cached.flip(-1).cumsum(-1).flip(-1)  # of visible keys
-    offset = new + start + dropped - first  # (B or 1, 1): how many tokens position_ids do not count
+    counted = position - cached.flip(-1).cumsum(-1).flip(-1)  # of visible keys
+    all_count = new + start + dropped == position
 
     def answer() -> torch.Tensor:
-        hidden = ((counted < first) & ~cached & (slots < start) & (cached.cumsum(-1) > 0)).sum(-1, keepdim=True)
-        return ((hidden > 0) & (offset != 0) & (offset < hidden)).any().view(1)
+        begun = cached.cumsum(-1) > 0
+        gap = (begun & ~cached & (slots < start)).any(-1, keepdim=True)
+        first, before = counted[:, :1], (~begun & (slots < start)).sum(-1, keepdim=True) + dropped
+        fits = (first > 0) & (first <= before) | (first == 0) & (before == 0) if windowed else first == 0
+        return (gap & ~all_count & ~fits).any().view(1)
 
+    refusal = (
+        "The attention mask hides tokens between cached ones, and position_ids count neither all tokens nor the visible ones, "
+        "so that the positions of the cached keys are unknown. For generate(), pad prompts on the left. For steps of your own, "
+        "pass position_ids = (attention_mask.cumsum(-1) - 1)[:, -n:] for the n tokens of each step, or none in any of them."
+    )
     if readable(position_ids) and readable(mask):
         if ask(Question(position_ids, ("gap", id(mask), dropped), answer))[0][0]:  # two kinds of layers have two masks
-            raise UnsupportedModelError(
-                "The attention mask hides tokens between cached ones, and position_ids count neither all tokens nor the visible "
-                "ones, so that the positions of the cached keys are unknown. Pass position_ids = (attention_mask.cumsum(-1) - "
-                "1), cut to the new tokens, with every step, or none, or call generate(), which does."
-            )
-    return torch.where(offset == 0, slots + dropped, counted)
+            raise UnsupportedModelError(refusal)
+    elif torch.compiler.is_compiling() and not exporting():
+        torch._assert_async(~answer()[0], refusal)
+    return torch.where(all_count, slots + dropped, counted)
 
 
 def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None) -> bool:

@@ -297,9 +297,8 @@ class SynthesizerMixin(nn.Module):
     ) -> Positions:
         """Where queries and keys stand: by `position_ids`, else by padding on the left where the model counts from there."""
         if says_positions(position_ids, length):
-            found = Positions.from_position_ids(position_ids, length, key_length, start, mask, dropped)
-            found.windowed = has_window(self)
-            return found
+            windowed = has_window(self)
+            return Positions.from_position_ids(position_ids, length, key_length, start, mask, dropped, windowed)
         if self.counts_from_padding:
             return Positions.from_left_padding(mask, length, key_length, start)
         return Positions.from_position_ids(None, length, key_length, start)

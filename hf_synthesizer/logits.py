@@ -14,7 +14,7 @@ import torch
 
 from .errors import UnsupportedModelError
 from .masks import AttentionMask
-from .positions import span
+from .positions import Positions, span
 
 if TYPE_CHECKING:
     from .choices import Choice
@@ -110,7 +110,8 @@ class Sparse(Logits):
 
     `query`: (B, H, Lq, r), `key`: (B, H, Lk, r). `choice` says which keys a query chooses. Padding must not be among them,
     so the choice waits until the mask is known: `under(mask)` makes it. Query i stands on the slot `start + i` of the
-    keys. `causal` says that the layer is a decoder's, whether or not a mask says so too.
+    keys. `causal` says that the layer is a decoder's, whether or not a mask says so too. `known` are the tokens' positions
+    where the layer has a window; elsewhere they are counted from a row's first visible token.
     """
 
     def __init__(
@@ -121,7 +122,9 @@ class Sparse(Logits):
         choice: Choice,
         start: int | torch.Tensor = 0,
         causal: bool = False,
+        known: Positions | None = None,
     ):
+        self.known = known
         self.query = query
         self.key = key
         self.scaling = scaling
@@ -141,7 +144,7 @@ class Sparse(Logits):
         from .choices.tokens import Tokens
 
         causal = self.require_direction(mask)
-        tokens = Tokens.of(mask, self.query_length, self.key.shape[-2], self.start, self.key.device)
+        tokens = Tokens.of(mask, self.query_length, self.key.shape[-2], self.start, self.key.device, self.known)
         keep = self.choice.chosen(self.query, self.key, tokens, causal)
         visible = mask.visible(self.query_length, self.key.shape[-2], keep.device)
         if visible is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .errors import SequenceTooLongError
+from .errors import SequenceTooLongError, UnsupportedModelError
 from .masks import AttentionMask
 from .tracing import Question, ask, on_processor, readable
 
@@ -52,6 +52,7 @@ class Positions:
         query: torch.Tensor | None = None,
         key: torch.Tensor | None = None,
         source: torch.Tensor | None = None,
+        windowed: bool = False,
     ):
         self.query_length = query_length
         self.key_length = key_length
@@ -59,6 +60,7 @@ class Positions:
         self.query = query
         self.key = key
         self.source = query if source is None else source
+        self.windowed = windowed
 
     @classmethod
     def from_position_ids(
@@ -68,24 +70,30 @@ class Positions:
         key_length: int,
         start: int | torch.Tensor,
         mask: torch.Tensor | None = None,
+        dropped: int = 0,
+        windowed: bool = False,
     ) -> Positions:
         """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are recognised, and served by slices.
 
-        Padding may be at −1 (OPT), and stands anywhere then: nobody looks at it. Cached keys are as far behind their query as
-        their slots are, which is what generation with left padding means.
-        What there is to ask about `mask`, that of the same layer, is asked along.
+        Padding may be at −1 (OPT), and is clamped to 0: the mask hides it. Where cached keys stand is told by `mask`, that of the
+        same layer: position_ids count either all tokens or the visible ones (`_cached_keys`). `dropped` tokens were in the
+        cache once, in front of those that are; `windowed` says that the mask may hide tokens that are far behind.
+
+        Raises:
+            UnsupportedModelError: where position_ids of a step count the tokens in neither way.
         """
         if position_ids is None:
             return cls(query_length, key_length, start)
         if _are_contiguous(position_ids, start, mask):
-            return cls(query_length, key_length, start)
+            return cls(query_length, key_length, start, windowed=windowed)
+        named = position_ids.clamp(min=0)
         if isinstance(start, int) and start == 0 and key_length == query_length:
-            named = position_ids.clamp(min=0)
-            return cls(query_length, key_length, start, named, named, position_ids)
-        slots = torch.arange(query_length, device=position_ids.device) + start
-        offset = slots[-1] - position_ids[:, -1:]  # (B or 1, 1): how many slots of a row are padding
-        key = torch.arange(key_length, device=position_ids.device) - offset
-        return cls(query_length, key_length, start, position_ids.clamp(min=0), key.clamp(min=0), position_ids)
+            return cls(query_length, key_length, start, named, named, position_ids, windowed)
+        key = _cached_keys(position_ids, key_length, start, mask, dropped, windowed)
+        slots = torch.arange(key_length, device=position_ids.device) - start
+        given = position_ids[:, slots.clamp(0, query_length - 1)]  # of the new tokens themselves
+        key = torch.where((slots >= 0) & (slots < query_length), given, key)
+        return cls(query_length, key_length, start, named, key.clamp(min=0), position_ids, windowed)
 
     @classmethod
     def from_left_padding(
@@ -111,6 +119,13 @@ class Positions:
         """Whether rows of the batch have positions of their own."""
         return self.query is not None
 
+    def numbers(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions themselves: of queries (B or 1, Lq) and of keys (B or 1, Lk)."""
+        if self.query is not None and self.key is not None:
+            return self.query, self.key
+        query = (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
+        return query, torch.arange(self.key_length, device=device).unsqueeze(0)
+
     @property
     def at_the_end(self) -> bool:
         """Whether there is but one query, known to stand on the last slot: no key lies behind it."""
@@ -129,11 +144,9 @@ class Positions:
         self.require(max_length)
         if self.key_length <= max_length:
             return self
-        query, key = self.query, self.key
-        if query is None or key is None:
-            query = (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
-            key = torch.arange(self.key_length, device=device).unsqueeze(0)
-        return Positions(self.query_length, self.key_length, self.start, query, key.clamp(max=max_length - 1))
+        query, key = self.numbers(device)
+        key = key.clamp(max=max_length - 1)
+        return Positions(self.query_length, self.key_length, self.start, query, key, windowed=self.windowed)
 
     def require(self, max_length: int) -> None:
         """Raise `SequenceTooLongError` when a token stands beyond `max_length`.
@@ -197,6 +210,50 @@ def _question(position_ids: torch.Tensor) -> Question:
         return torch.cat((first, position_ids.amax().view(1)))
 
     return Question(position_ids, "positions", answer)
+
+
+def _cached_keys(
+    position_ids: torch.Tensor,
+    key_length: int,
+    start: int | torch.Tensor,
+    mask: torch.Tensor | None,
+    dropped: int,
+    windowed: bool,
+) -> torch.Tensor:
+    """Where the keys before `start` stand, (B or 1, Lk), given the positions of the tokens behind them.
+
+    A row whose position_ids count all tokens has its keys where their slots are. A row whose position_ids count the visible
+    tokens, `attention_mask.cumsum(-1) - 1`, has as many visible keys before its first new token. Both are the same where no
+    hidden token lies between visible ones.
+    """
+    slots = torch.arange(key_length, device=position_ids.device)
+    if mask is None:
+        return slots - start + position_ids[:, :1]
+    keep = AttentionMask.from_tensor(mask).keep.any(2).any(1)  # type: ignore[union-attr]  # (B or 1, Lk)
+    new = (keep & (slots >= start)).int().argmax(-1, keepdim=True).clamp(min=start) - start  # a row's first new token
+    position = position_ids.expand(max(len(position_ids), len(new)), -1).gather(1, new)
+    cached = keep & (slots < start)
+    counted = position - cached.flip(-1).cumsum(-1).flip(-1)  # of visible keys
+    all_count = new + start + dropped == position
+
+    def answer() -> torch.Tensor:
+        begun = cached.cumsum(-1) > 0
+        gap = (begun & ~cached & (slots < start)).any(-1, keepdim=True)
+        first, before = counted[:, :1], (~begun & (slots < start)).sum(-1, keepdim=True) + dropped
+        fits = (first > 0) & (first <= before) | (first == 0) & (before == 0) if windowed else first == 0
+        return (gap & ~all_count & ~fits).any().view(1)
+
+    refusal = (
+        "The attention mask hides tokens between cached ones, and position_ids count neither all tokens nor the visible ones, "
+        "so that the positions of the cached keys are unknown. For generate(), pad prompts on the left. For steps of your own, "
+        "pass position_ids = (attention_mask.cumsum(-1) - 1)[:, -n:] for the n tokens of each step, or none in any of them."
+    )
+    if readable(position_ids) and readable(mask):
+        if ask(Question(position_ids, ("gap", id(mask), dropped), answer))[0][0]:  # two kinds of layers have two masks
+            raise UnsupportedModelError(refusal)
+    elif torch.compiler.is_compiling() and not exporting():
+        torch._assert_async(~answer()[0], refusal)
+    return torch.where(all_count, slots + dropped, counted)
 
 
 def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..choices import Buckets, Clusters, FixedBlocks, Strides
+from ..choices.tokens import Tokens
 from ..logits import Sparse
 from ..masks import AttentionMask, Extents
 from ..tracing import traced, without_autocast
@@ -62,7 +63,17 @@ def serves(logits: Sparse, value: torch.Tensor, mask: AttentionMask) -> bool:
         and mask.causal_offset in (None, 0)
         and (mask.causal_offset is None or logits.choice.causal)
         and (mask.keep is None or mask.keep.shape[1:3] == (1, 1))
+        and counts_from_first(logits, value, mask)
     )
+
+
+def counts_from_first(logits: Sparse, value: torch.Tensor, mask: AttentionMask) -> bool:
+    """Whether each token is as far behind its row's first one as their slots are, which rows without padding rely on."""
+    if logits.known is None or (mask.keep is None and not logits.known.per_row):
+        return True
+    tokens = Tokens.of(mask, logits.query_length, value.shape[-2], 0, value.device)
+    same = torch.eq(tokens.positions(value.device)[1], logits.known.numbers(value.device)[1])
+    return bool((same if tokens.keep is None else same | ~tokens.keep).all())
 
 
 def attend(logits: Sparse, value: torch.Tensor, mask: AttentionMask, causal: bool, dropout: float) -> torch.Tensor:

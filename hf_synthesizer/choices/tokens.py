@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..masks import AttentionMask
+from ..positions import Positions
 from ..tracing import traced
 
 
@@ -20,13 +21,14 @@ class Tokens:
     """The tokens among `key_length` keys, and the slots of `query_length` queries among them.
 
     `keep` (B or 1, Lk) is True where some query may look; None where all slots hold tokens. Query i stands on the slot
-    `start + i`.
+    `start + i`. `known` are the positions of tokens where a mask does not tell them, because a window hides what is behind it.
     """
 
     query_length: int
     key_length: int
     start: int | torch.Tensor
     keep: torch.Tensor | None
+    known: Positions | None = None
 
     @classmethod
     def of(
@@ -36,12 +38,13 @@ class Tokens:
         key_length: int,
         start: int | torch.Tensor,
         device: torch.device,
+        known: Positions | None = None,
     ) -> Tokens:
         """From a mask: a key that no query may look at is padding."""
         keep = None if mask.keep is None else mask.keep.any(2).any(1)
         if keep is None and traced():  # a count of tokens must not become a constant of the graph
             keep = torch.ones(1, key_length, dtype=torch.bool, device=device)
-        return cls(query_length, key_length, start, keep)
+        return cls(query_length, key_length, start, keep, known)
 
     def first(self) -> torch.Tensor | int:
         """The slot (B or 1, 1) of each row's first token, or 0."""
@@ -59,7 +62,9 @@ class Tokens:
         return (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
 
     def positions(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where queries (B or 1, Lq) and keys (B or 1, Lk) stand, counted from the row's first token."""
+        """Where queries (B or 1, Lq) and keys (B or 1, Lk) stand, counted from the row's first token unless they are known."""
+        if self.known is not None:
+            return self.known.numbers(device)
         first = self.first()
         return self.query_slots(device) - first, torch.arange(self.key_length, device=device).unsqueeze(0) - first
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
 from ..config import HeadGroupsConfig, LayerConfig
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, UnsupportedModelError
 from ..synthesizers.stock_weights import is_quantized
+from .even_attention import equals_stock
+from .stock_code import names_used, uses_attention_interface
 from .wiring import find_wiring, head_dim, query_heads, value_heads
 
 if TYPE_CHECKING:
@@ -135,25 +136,9 @@ def register_face(face: type[SynthesizerMixin]) -> type[SynthesizerMixin]:
 
 def find_face(stock: type[nn.Module]) -> type[SynthesizerMixin] | None:
     """The face that may stand in for a stock attention class; None where only its own forward is known to be right."""
-    names, used = _parameters(stock), _names_used(stock)
+    names, used = _parameters(stock), names_used(stock)
     fitting = [face for face in FACES if _parameters(face) == names and used <= UNDERSTOOD | face.knows]
     return min(fitting, key=lambda face: len(face.knows), default=None)  # the plainest
-
-
-def uses_attention_interface(stock: type[nn.Module]) -> bool:
-    """Whether a class hands queries, keys and values to Transformers' attention interface."""
-    forward = stock.__dict__.get("forward") or getattr(stock, "forward", None)
-    return "ALL_ATTENTION_FUNCTIONS" in _names_used(stock) if forward is not None else False
-
-
-def asks_for_backend(stock: type[nn.Module]) -> bool:
-    """Whether a forward does something by the name of the attention backend, beside asking for its function.
-
-    Under ours it would do something else. (Sparse attention that an indexer chooses is masked so.)
-    """
-    code = inspect.unwrap(stock.forward)
-    read = [instruction.argval for instruction in dis.get_instructions(code)]
-    return read.count("_attn_implementation") > read.count("get_interface")
 
 
 COUNTS = frozenset(
@@ -174,9 +159,9 @@ def takes_fewer_heads(module: nn.Module) -> bool:
     """
     wiring = find_wiring(module)
     stock = getattr(module, "stock_class", type(module))
-    if wiring is None or find_face(stock) is None or _names_used(stock) & COUNTS:
+    if wiring is None or not is_understood(module) or names_used(stock) & COUNTS:
         return False
-    if wiring.fused and (_names_used(stock) & PLACES or value_heads(module) != query_heads(module)):
+    if wiring.fused and (names_used(stock) & PLACES or value_heads(module) != query_heads(module)):
         return False
     if any(is_quantized(cast(nn.Module, module._modules[name])) for name in wiring.replaced):
         return False
@@ -219,13 +204,38 @@ def synthesizer_class(stock: type[nn.Module], *, guest: bool = False) -> type[Sy
     return made
 
 
-def serving_class(cls: type[SynthesizerMixin], config: LayerConfig) -> type[SynthesizerMixin]:
-    """The class for this configuration: as a guest where the stock forward has to make the dot products."""
+def serving_class(cls: type[SynthesizerMixin], config: LayerConfig, layer: nn.Module) -> type[SynthesizerMixin]:
+    """The class for this configuration of a stock layer: the one that keeps the stock forward where that one has to make the
+    dot products, or computes anything that our own forward does not.
+
+    Raises:
+        UnsupportedModelError: where it does, and there is no attention interface through which it could be kept.
+    """
+    from .guest import GuestFace
+
+    if issubclass(cls, GuestFace):
+        return cls
+    keeping = synthesizer_class(cls.stock_class, guest=True)
+    equal, replaceable = equals_stock(cls, layer), uses_attention_interface(cls.stock_class)
+    if equal is False and not replaceable:
+        raise UnsupportedModelError(
+            f"{cls.stock_class.__name__} computes more than {cls.__name__} does: their outputs differ where all logits are 0. Nor "
+            f"does it use Transformers' attention interface, so that its own forward cannot be kept. Patch other layers "
+            f"(layers=…), or register a face for this class."
+        )
+    if not equal and replaceable:
+        return keeping
     if "dot_product" not in config.parts or cls.serves_dot_product:
         return cls
     if cls.compares_some_heads and isinstance(config, HeadGroupsConfig):
         return cls
-    return synthesizer_class(cls.stock_class, guest=True)
+    return keeping
+
+
+def is_understood(layer: nn.Module) -> bool:
+    """Whether names and numbers say what the stock forward of an attention layer does."""
+    stock = getattr(layer, "stock_class", type(layer))
+    return find_face(stock) is not None and bool(equals_stock(synthesizer_class(stock), layer))
 
 
 def _guest_members(stock: type[nn.Module]) -> dict[str, Any]:
@@ -241,9 +251,3 @@ def _guest_members(stock: type[nn.Module]) -> dict[str, Any]:
 
 def _parameters(cls: type[nn.Module]) -> list[str]:
     return list(inspect.signature(cls.forward).parameters)
-
-
-def _names_used(cls: type[nn.Module]) -> set[str]:
-    """All names, global or of an attribute, in the code of a class's forward."""
-    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
-    return set() if code is None else set(code.co_names)

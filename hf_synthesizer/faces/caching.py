@@ -179,6 +179,14 @@ def past_length(past_key_values: Any, layer_idx: int) -> int | torch.Tensor:
     return length.clone() if isinstance(length, torch.Tensor) else length  # a static cache counts on in place
 
 
+def dropped_tokens(past_key_values: Any, layer_idx: int, key_length: int) -> int:
+    """How many of the tokens that a layer has seen its cache has no longer, behind a sliding window."""
+    if past_key_values is None:
+        return 0
+    seen = past_length(past_key_values, layer_idx)
+    return 0 if isinstance(seen, torch.Tensor) else max(0, seen - key_length)
+
+
 def self_attention_cache(past_key_values: Any) -> Any:
     """Of a cache for two kinds of attention, the one for this kind."""
     return (

@@ -19,11 +19,12 @@ from transformers import AttentionInterface
 from ..config import LayerConfig
 from ..errors import UnsupportedModelError
 from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
-from .attention import asks_for_backend, find_face, uses_attention_interface
-from .caching import past_length, slots_before
+from .attention import is_understood
+from .caching import dropped_tokens, past_length, slots_before
 from .compared_heads import ComparedHeads
 from .guest_cache import KeySideCache
 from .mixin import says_positions
+from .stock_code import asks_for_backend, uses_attention_interface
 from .stock_dot_product import StockDotProduct, dot_product, of_heads
 from .wiring import any_wiring, find_wiring, head_dim, in_features, query_heads
 
@@ -62,6 +63,7 @@ class Call:
     key_states: torch.Tensor | None
     mask: torch.Tensor | None
     given: Collection[str]
+    cache: Any = None
     answered: bool = False
 
 
@@ -98,7 +100,7 @@ class GuestFace(ComparedHeads):
                 f"{self.stock_class.__name__} makes its dot products without Transformers' attention interface, so that none "
                 f"can be had from it for a mixture. Leave dot_product out, or register a face that serves_dot_product."
             )
-        if find_face(self.stock_class) is None and asks_for_backend(self.stock_class):
+        if not is_understood(self) and asks_for_backend(self.stock_class):
             raise UnsupportedModelError(
                 f"{self.stock_class.__name__} does more by the name of the attention backend than ask for its function, such "
                 f"as choosing keys by their content, and under synthesized attention it would not. Patch other layers "
@@ -162,7 +164,7 @@ class GuestFace(ComparedHeads):
         call = Call(hidden_states, start, given.get("position_ids"), key_states, mask, given)
         if cache_name is not None:
             cache = given[cache_name]
-            call.start = past_length(cache, self.layer_idx)
+            call.cache, call.start = cache, past_length(cache, self.layer_idx)
             if key_states is not None or self.kept_keys is not None:
                 wide = KeySideCache(cache, self, call)
                 args = tuple(wide if value is cache else value for value in args)
@@ -231,7 +233,8 @@ class GuestFace(ComparedHeads):
         try:
             known = says_positions(call.position_ids, length)
             start = slots_before(call.start, length, value.shape[-2], known)
-            positions = self.positions(call.position_ids, mask, length, value.shape[-2], start)
+            dropped = dropped_tokens(call.cache, self.layer_idx, value.shape[-2])
+            positions = self.positions(call.position_ids, mask, length, value.shape[-2], start, dropped)
             output, weights = self.synthesize(
                 hidden_states, value, mask, positions, call.key_states, position_bias, is_causal, dropout
             )

@@ -20,13 +20,14 @@ from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
-from .caching import extend, require_known_arguments
+from .caching import dropped_tokens, extend, require_known_arguments
 from .lengths import longest_sequence
 from .wiring import (
     OUTPUT_DROPOUTS,
     Wiring,
     dropout_probability,
     find_wiring,
+    has_window,
     head_dim,
     in_features,
     projection_of,
@@ -73,7 +74,7 @@ class SynthesizerMixin(nn.Module):
         if config.max_length is None:
             given = next((value for value in (*args, *kwargs.values()) if isinstance(value, PreTrainedConfig)), None)
             config = config.for_length(longest_sequence(given or self.config, self.stack))
-        self.__class__ = serving_class(type(self), config)
+        self.__class__ = serving_class(type(self), config, self)
         self.replace_projections(config)
 
     @property
@@ -105,7 +106,13 @@ class SynthesizerMixin(nn.Module):
         The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections. `example`
         is a floating-point tensor of the model around it, for a module that was quantized.
         """
-        cls = serving_class(cls, config)
+        return serving_class(cls, config, stock).twin_of(stock, config, example)
+
+    @classmethod
+    def twin_of(
+        cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None
+    ) -> SynthesizerMixin:
+        """`from_stock` of this very class."""
         twin = cls.__new__(cls)
         twin.__dict__.update(stock.__dict__)
         for registry in ("_modules", "_parameters", "_buffers"):
@@ -242,7 +249,8 @@ class SynthesizerMixin(nn.Module):
         length, value = hidden_states.shape[1], self.project_values(hidden_states)
         known = says_positions(position_ids, length)
         key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values, known)
-        positions = self.positions(position_ids, attention_mask, length, value.shape[-2], past_length)
+        dropped = dropped_tokens(past_key_values, self.layer_idx, value.shape[-2])
+        positions = self.positions(position_ids, attention_mask, length, value.shape[-2], past_length, dropped)
         output, weights = self.synthesize(
             hidden_states,
             value,
@@ -285,10 +293,12 @@ class SynthesizerMixin(nn.Module):
         length: int,
         key_length: int,
         start: int | torch.Tensor,
+        dropped: int = 0,
     ) -> Positions:
         """Where queries and keys stand: by `position_ids`, else by padding on the left where the model counts from there."""
         if says_positions(position_ids, length):
-            return Positions.from_position_ids(position_ids, length, key_length, start, mask)
+            windowed = has_window(self)
+            return Positions.from_position_ids(position_ids, length, key_length, start, mask, dropped, windowed)
         if self.counts_from_padding:
             return Positions.from_left_padding(mask, length, key_length, start)
         return Positions.from_position_ids(None, length, key_length, start)

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import InvalidConfigError, UnsupportedModelError
-from .attention import uses_attention_interface
 from .hints import way_out
+from .stock_code import uses_attention_interface
 
 PREFIX = "synthesizer_"
 CLASSES = "hf_synthesizer.models"

@@ -21,6 +21,8 @@ SEPARATE = (
 )
 OUTPUT_DROPOUTS = ("resid_dropout", "out_drop", "output_dropout")
 """What some modules call a dropout behind their output projection."""
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
+"""What models call how far a layer looks back."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,12 @@ def dropout_probability(module: nn.Module) -> float:
         module, ("attention_dropout", "attn_dropout", "dropout_p", "dropout_prob", "dropout"), default=0.0
     )
     return float(found.p if isinstance(found, nn.Dropout) else found)
+
+
+def has_window(module: nn.Module) -> bool:
+    """Whether a stock attention module may hide tokens that are far behind, as it says itself, or else its config."""
+    config = getattr(module, "config", None)
+    return any(getattr(module, name, getattr(config, name, None)) for name in WINDOWS)
 
 
 def out_features(projection: nn.Module) -> int:

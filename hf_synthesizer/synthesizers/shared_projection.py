@@ -78,4 +78,5 @@ class SharedProjectionSynthesizer(Synthesizer):
             query = key_states.index_select(
                 -2, positions.start + torch.arange(length, device=key_states.device)
             )  # a static cache is longer than what is in it
-        return Sparse(query, key_states, self.scaling, self.choice(), positions.start, self.causal)
+        known = positions if positions.windowed else None
+        return Sparse(query, key_states, self.scaling, self.choice(), positions.start, self.causal, known)

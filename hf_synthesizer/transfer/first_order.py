@@ -11,7 +11,6 @@ The first term looks at the query's token and the key's position, as `dense` doe
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from ..faces.attention import find_face
+from ..faces.attention import is_understood
+from ..faces.stock_code import code_of
 from ..faces.wiring import projection_of
 from ..synthesizers import DenseSynthesizer, FactorizedDenseSynthesizer, SalienceSynthesizer, Synthesizer
 from .average import keeps_dot_product, parts_of
@@ -124,10 +124,10 @@ def compares_plainly(stock: nn.Module) -> bool:
 
     Its code is asked, as it is for a face: a forward that no face understands may do anything.
     """
-    if find_face(type(stock)) is None:
+    if not is_understood(stock):
         return False
-    code = inspect.unwrap(type(stock).forward).__code__
-    return not any(CHANGED.search(name) for name in (*code.co_names, *code.co_varnames))
+    names = (name for code in code_of(type(stock)) for name in (*code.co_names, *code.co_varnames))
+    return not any(CHANGED.search(name) for name in names)
 
 
 @dataclass(frozen=True)

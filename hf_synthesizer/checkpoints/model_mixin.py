@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from ..faces.mixin import SINCE_THEN, SynthesizerMixin
 from ..synthesizers.mixture import MixtureSynthesizer
 from .guard import Guard
 
+_BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
+"""The config of the patched model whose `__init__` runs now."""
+
 
 class SynthesizerModelMixin:
     """Mixed into each stock model class: builds the patched layers that `config.synthesizer` describes, and keeps
@@ -25,8 +29,16 @@ class SynthesizerModelMixin:
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         from ..patching.swap import rebuild
 
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        rebuild(self)  # type: ignore[arg-type]
+        around = _BUILDING.get()
+        token = _BUILDING.set(config)
+        try:
+            super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        finally:
+            _BUILDING.reset(token)
+        # A head may build its base by `AutoModel.from_config(config)` (Llama's): the description is the head's, which patches
+        # the base's layers as soon as they are there.
+        if type(around) is not type(config) or around.synthesizer != config.synthesizer:
+            rebuild(self)  # type: ignore[arg-type]
         missing = self._keys_to_ignore_on_load_missing or ()  # type: ignore[has-type]
         self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 

@@ -73,7 +73,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 
 @pytest.fixture(scope="module")
 def in_a_new_process(checkpoints: tuple[Path, dict[str, list[float]]]) -> dict[str, list[float]]:
-    script = "import json, sys, tests.test_generic_heads as module; print('\\n' + json.dumps(module.load_all(sys.argv[1])))"
+    script = (
+        "import json, sys, tests.test_generic_heads as module; print('\\n' + json.dumps(module.load_all(sys.argv[1])))"
+    )
     command = [sys.executable, "-c", script, str(checkpoints[0])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

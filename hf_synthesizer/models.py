@@ -128,6 +128,7 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     )  # which makes this class too, for Auto classes
 
     def make() -> type[PreTrainedModel]:
+        from .checkpoints.conversions import convert_as_stock
         from .checkpoints.model_mixin import SynthesizerModelMixin
 
         members = {
@@ -135,7 +136,9 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
             "__doc__": f"`{stock.__name__}` with synthesized self-attention.",
             "config_class": own,
         }
-        return type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
+        made = type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
+        convert_as_stock(stock, made)
+        return made
 
     return _kept(stock, make)
 

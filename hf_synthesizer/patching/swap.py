@@ -215,6 +215,10 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan) -> Undo:
         for slot in slots
         if slot.label in plan
     }
+    for twin in twins.values():
+        # The stock initialisation expects queries and keys. Only buffers that no checkpoint holds are left to it.
+        if not twin._non_persistent_buffers_set:
+            twin.__dict__["_is_hf_initialized"] = True
     models = {
         name: module
         for name, module in model.named_modules()

@@ -58,6 +58,32 @@ def adopt(*classes: type) -> None:
     _OUTSIDE.update({cls.__name__: cls for cls in classes})
 
 
+class ModelType:
+    """The `model_type` of a synthesized config class: a class is asked what a checkpoint says, an object what its model is.
+
+    - `SynthesizerWhisperConfig.model_type` is "synthesizer_whisper". Transformers reads it off the class to write
+      `config.json`, and to register it. A Transformers that does not know it stops there.
+    - `config.model_type` is "whisper". Transformers reads it off the object to choose what the model needs: how a generation
+      begins, what a pipeline hands over, how tensors are named. A patched model needs what the stock model needs.
+
+    Assignments are passed over: configs assign what stood in `config.json`.
+    """
+
+    def __init__(self, stock: str):
+        self.stock = stock
+
+    def __get__(self, config: PreTrainedConfig | None, owner: type | None = None) -> str:
+        return MODEL_TYPE_PREFIX + self.stock if config is None else self.stock
+
+    def __set__(self, config: PreTrainedConfig, value: str) -> None:
+        pass
+
+
+def is_patched(config: PreTrainedConfig) -> bool:
+    """Whether a config describes a patched model."""
+    return type(config).model_type.startswith(MODEL_TYPE_PREFIX)
+
+
 def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
 
@@ -70,7 +96,7 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
                 "__doc__": f"`{stock.__name__}`, and which layers are synthesized and how.",
                 "__annotations__": {"synthesizer": "dict | None"},
                 "synthesizer": None,
-                "model_type": MODEL_TYPE_PREFIX + stock.model_type,
+                "model_type": ModelType(stock.model_type),
                 "base_model_tp_plan": _without_attention(stock.base_model_tp_plan),
             },
         )
@@ -102,6 +128,7 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     )  # which makes this class too, for Auto classes
 
     def make() -> type[PreTrainedModel]:
+        from .checkpoints.conversions import convert_as_stock
         from .checkpoints.model_mixin import SynthesizerModelMixin
 
         members = {
@@ -109,7 +136,9 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
             "__doc__": f"`{stock.__name__}` with synthesized self-attention.",
             "config_class": own,
         }
-        return type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
+        made = type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
+        convert_as_stock(stock, made)
+        return made
 
     return _kept(stock, make)
 

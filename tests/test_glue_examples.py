@@ -167,7 +167,7 @@ def test_loop_example_saves_a_model_and_scores(model_dir: Path, glue_dir: Path, 
         )
     )
     assert {"eval_matched_score", "eval_mismatched_accuracy", "train_loss"} <= set(metrics)
-    assert AutoModelForSequenceClassification.from_pretrained(tmp_path).config.model_type == "synthesizer_bert"
+    assert type(AutoModelForSequenceClassification.from_pretrained(tmp_path)).__name__.startswith("SynthesizerBert")
 
 
 @pytest.mark.parametrize("saved", ["step_2", "step_4", "epoch_0"])

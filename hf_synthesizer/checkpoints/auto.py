@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING
 
 from ..errors import CheckpointMismatchError
 from ..version import HOW_TO_INSTALL, __version__
@@ -39,9 +43,32 @@ def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: ty
         auto_class.register(config_class, patched, exist_ok=True)
         # Pipelines and the Trainer's model card look classes up by name.
         mapping._model_mapping.setdefault(config_class.model_type, patched.__name__)
-    tokenizer = TOKENIZER_MAPPING.get(stock_config, None)
-    if tokenizer is not None:  # its package may be missing
-        AutoTokenizer.register(config_class, tokenizer_class=tokenizer, exist_ok=True)
+    for mapping in INPUTS:
+        _answer_as_stock(mapping, stock_config, config_class)
+
+
+INPUTS = (
+    TOKENIZER_MAPPING,
+    IMAGE_PROCESSOR_MAPPING,
+    VIDEO_PROCESSOR_MAPPING,
+    FEATURE_EXTRACTOR_MAPPING,
+    PROCESSOR_MAPPING,
+)
+"""What `AutoTokenizer`, `AutoProcessor` and the like look up by the class of a config: a patched model takes what the stock one
+takes."""
+
+
+def _answer_as_stock(mapping: Any, stock_config: type[PreTrainedConfig], config_class: type[PreTrainedConfig]) -> None:
+    """Let a mapping from config classes say of a patched class what it says of the stock one, and import nothing yet."""
+    if stock_config in mapping._extra_content:  # from outside Transformers
+        mapping.register(config_class, mapping._extra_content[stock_config], exist_ok=True)
+        return
+    own = mapping._reverse_config_mapping.get(stock_config.__name__)
+    types = [model_type for model_type, name in mapping._config_mapping.items() if name == stock_config.__name__]
+    # Several model types may have one config class; what counts is one that the mapping knows.
+    known = [model_type for model_type in (own, *types) if model_type in mapping._model_mapping]
+    if known:
+        mapping._reverse_config_mapping[config_class.__name__] = known[0]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,8 +11,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
 from ..errors import CheckpointMismatchError, UnsupportedModelError
@@ -36,24 +33,6 @@ def require_plain_tensors(model: PreTrainedModel, state_dict: dict[str, Any]) ->
             raise UnsupportedModelError(
                 f"{name!r} of this {type(model).__name__} was quantized in memory, and cannot be saved so. Save it before "
                 f"it is quantized, load that checkpoint, and quantize again."
-            )
-
-
-def require_own_tensors(model: PreTrainedModel) -> None:
-    """Raise `UnsupportedModelError` where Transformers would write projections as parts of one tensor, and so no guards.
-
-    It does so for some stock parts of larger models, to keep the format of their first checkpoints.
-    """
-    guards = [f"{name}.{layer.guard_name}.weight" for name, layer in synthesized_layers(model)]
-    for conversion in get_model_conversion_mapping(model, add_legacy=False):
-        names = [re.sub(r"^\\\.", ".", name) for name in conversion.target_patterns]
-        joined = [name for name in names if len(names) > 1 and isinstance(conversion, WeightConverter)]
-        where = getattr(conversion, "scope_prefix", None) or ""
-        found = next((key for key in guards if key.startswith(where) and key.endswith(tuple(joined))), None)
-        if joined and found is not None:
-            raise UnsupportedModelError(
-                f"Transformers writes {found!r} and its neighbours as one tensor in a checkpoint of this {type(model).__name__}, "
-                f"which a patched layer has no use for. Patch and save the part of the model that the layer is in, by itself."
             )
 
 

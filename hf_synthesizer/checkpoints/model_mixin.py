@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -16,6 +17,9 @@ from ..faces.mixin import SINCE_THEN, SynthesizerMixin
 from ..synthesizers.mixture import MixtureSynthesizer
 from .guard import Guard
 
+_BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
+"""The config of the patched model whose `__init__` runs now."""
+
 
 class SynthesizerModelMixin:
     """Mixed into each stock model class: builds the patched layers that `config.synthesizer` describes, and keeps
@@ -25,8 +29,16 @@ class SynthesizerModelMixin:
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         from ..patching.swap import rebuild
 
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        rebuild(self)  # type: ignore[arg-type]
+        around = _BUILDING.get()
+        token = _BUILDING.set(config)
+        try:
+            super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        finally:
+            _BUILDING.reset(token)
+        # A head may build its base by `AutoModel.from_config(config)` (Llama's): the description is the head's, which patches
+        # the base's layers as soon as they are there.
+        if type(around) is not type(config) or around.synthesizer != config.synthesizer:
+            rebuild(self)  # type: ignore[arg-type]
         missing = self._keys_to_ignore_on_load_missing or ()  # type: ignore[has-type]
         self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 
@@ -51,6 +63,14 @@ class SynthesizerModelMixin:
             module.renew()  # not in the checkpoint: whatever was in memory
 
     @classmethod
+    def is_custom_code(cls) -> bool:
+        """Whether the stock class is: Transformers converts names in checkpoints of its own classes alone."""
+        from ..models import stock_of
+        from .conversions import AS_IN_MEMORY
+
+        return AS_IN_MEMORY.get() or cast(type[PreTrainedModel], stock_of(cls)).is_custom_code()
+
+    @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """Nothing: every checkpoint carries the shim already, and needs no copy of this module."""
 
@@ -62,6 +82,7 @@ class SynthesizerModelMixin:
             CheckpointMismatchError: when a tensor of a patched layer is missing, has another shape, was not asked for,
                 or belongs to another patch; when a file is damaged; when a description is newer than this version or unknown to it.
         """
+        from .conversions import has_names_of_memory, names_of_memory
         from .matching import align, reading, require_match, require_safetensors, unify_precision
 
         name = pretrained_model_name_or_path
@@ -69,8 +90,9 @@ class SynthesizerModelMixin:
         ignore_mismatched = kwargs.pop("ignore_mismatched_sizes", False)
         require_safetensors(name, kwargs.pop("use_safetensors", None))
         hub_arguments = {key: kwargs[key] for key in ("subfolder", "revision", "cache_dir", "token") if key in kwargs}
-        with reading(name, **hub_arguments):
-            model, info = super().from_pretrained(  # type: ignore[misc]
+
+        def load() -> Any:
+            return super(SynthesizerModelMixin, cls).from_pretrained(  # type: ignore[misc]
                 name,
                 *args,
                 output_loading_info=True,
@@ -78,6 +100,12 @@ class SynthesizerModelMixin:
                 use_safetensors=True,
                 **kwargs,
             )
+
+        with reading(name, **hub_arguments):
+            model, info = load()
+            if has_names_of_memory(model, info):
+                with names_of_memory():
+                    model, info = load()
         require_match(model, info, name, ignore_mismatched)
         unify_precision(model)
         align(model)
@@ -92,16 +120,17 @@ class SynthesizerModelMixin:
     ) -> None:
         """As Transformers' own; with the shim for `trust_remote_code`, and a card."""
         from .auto import auto_map
-        from .matching import pushing, require_own_tensors, require_plain_tensors
+        from .conversions import stock_names
+        from .matching import pushing, require_plain_tensors
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
         state_dict = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
         require_plain_tensors(self, state_dict)  # type: ignore[arg-type]
-        require_own_tensors(self)  # type: ignore[arg-type]
         repo_id = kwargs.get("repo_id", Path(save_directory).name) if kwargs.get("push_to_hub") else None
-        with auto_map(self), pushing(self, repo_id) if repo_id else nullcontext():  # type: ignore[arg-type]
+        pushed = pushing(self, repo_id) if repo_id else nullcontext()  # type: ignore[arg-type]
+        with auto_map(self), stock_names(self, list(state_dict)), pushed:  # type: ignore[arg-type]
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
         if is_main_process:
             self._complete(Path(save_directory), repo_id)

@@ -51,8 +51,8 @@ def known_length(config: PreTrainedConfig, stack: str = "encoder") -> int | None
     named = getattr(config, OF_STACK.get(stack, ""), None)
     if isinstance(named, int) and named > 0:
         return named
-    if config.model_type.removeprefix("synthesizer_") in RELATIVE:
-        return getattr(config, "n_positions", RELATIVE[config.model_type.removeprefix("synthesizer_")])
+    if config.model_type in RELATIVE:
+        return getattr(config, "n_positions", RELATIVE[config.model_type])
     for name in TEXT:
         value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -74,7 +74,7 @@ RELATIVE = {
 
 def _patches(config: PreTrainedConfig) -> int | None:
     """How many patches an image or a video has, and the tokens beside them."""
-    if config.model_type.removeprefix("synthesizer_") in PACKED:
+    if config.model_type in PACKED:
         return None
     size, patch = _sides(getattr(config, "image_size", None)), _sides(getattr(config, "patch_size", None))
     if size is None or patch is None:

@@ -16,7 +16,6 @@ from ..errors import InvalidConfigError, UnsupportedModelError
 from .hints import way_out
 from .stock_code import uses_attention_interface
 
-PREFIX = "synthesizer_"
 CLASSES = "hf_synthesizer.models"
 """Where synthesized classes live."""
 SERVED = Path(__file__).parent / "served.csv"
@@ -79,7 +78,7 @@ def family_of(model: Any) -> Family:
         raise UnsupportedModelError(
             f"patch_model works on Transformers models (PreTrainedModel), not on {found}.{way_out(model)}"
         )
-    name = stock_model_type(model.config)
+    name = model.config.model_type
     patched = any(cls.__module__ == CLASSES for cls in type(model).__mro__)
     if not patched and not is_stock_model(type(model)):
         inner = getattr(model, model.base_model_prefix, None)
@@ -99,11 +98,6 @@ def family_of(model: Any) -> Family:
             f"loaded again.{hint}"
         )
     return _FAMILIES.get(name) or Family(name)
-
-
-def stock_model_type(config: PreTrainedConfig) -> str:
-    """The model type that a config had before it was patched."""
-    return config.model_type.removeprefix(PREFIX)
 
 
 def list_families() -> list[str]:

@@ -21,7 +21,7 @@ from ..errors import (
 )
 from ..faces import synthesizer_class
 from ..faces.mixin import SynthesizerMixin
-from ..models import MODEL_TYPE_PREFIX, config_class, is_stock_model, model_class
+from ..models import config_class, is_patched, is_stock_model, model_class
 from ..peft import require_no_adapters
 from .changes import Samples, changed_weights, sample_weights
 from .longest import with_lengths
@@ -215,6 +215,10 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan) -> Undo:
         for slot in slots
         if slot.label in plan
     }
+    for twin in twins.values():
+        # The stock initialisation expects queries and keys. Only buffers that no checkpoint holds are left to it.
+        if not twin._non_persistent_buffers_set:
+            twin.__dict__["_is_hf_initialized"] = True
     models = {
         name: module
         for name, module in model.named_modules()
@@ -223,9 +227,7 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan) -> Undo:
         and (module is model or is_stock_model(type(module)))
     }
     undo = Undo(tags=model.model_tags, model_classes={name: type(module) for name, module in models.items()})
-    if not model.config.model_type.startswith(
-        MODEL_TYPE_PREFIX
-    ):  # one that is built from a checkpoint's config has it already
+    if not is_patched(model.config):  # one that is built from a checkpoint's config has it already
         description = plan_to_json(plan, slots, base_model=_name_on_the_hub(model.config))
         own = {
             id(module.config): OwnConfig.of(module.config, config_class(type(module.config)), description)

@@ -33,7 +33,7 @@ def speak(
     Raises:
         InvalidConfigError: for a language that the tokenizer has no token for.
     """
-    if model.config.model_type.removeprefix("synthesizer_") in PREFIXED and not prefix:
+    if model.config.model_type in PREFIXED and not prefix:
         logger.warning(
             "This model takes its task from the text: without --source_prefix (such as 'translate German to English: ') a "
             "pretrained one does not know what to do."

@@ -159,7 +159,7 @@ def require_kind(config: Any, auto_class: Any, name: str) -> None:
     Raises:
         InvalidConfigError: where it has not; it names the examples that are for such a model.
     """
-    kind = config.model_type.removeprefix("synthesizer_")
+    kind = config.model_type
     fits = [one for one in SCRIPTS if kind in one._model_mapping._model_mapping]  # by model type, without an import
     if fits and auto_class not in fits:
         others = ", or ".join(SCRIPTS[one] for one in fits)

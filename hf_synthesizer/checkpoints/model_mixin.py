@@ -62,12 +62,15 @@ class SynthesizerModelMixin:
             CheckpointMismatchError: when a tensor of a patched layer is missing, has another shape, was not asked for,
                 or belongs to another patch; when a file is damaged; when a description is newer than this version or unknown to it.
         """
+        from .files import require_own_files
         from .matching import align, reading, require_match, require_safetensors, unify_precision
 
         name = pretrained_model_name_or_path
         wants_info = kwargs.pop("output_loading_info", False)
         ignore_mismatched = kwargs.pop("ignore_mismatched_sizes", False)
         require_safetensors(name, kwargs.pop("use_safetensors", None))
+        if name is not None:
+            require_own_files(name, **kwargs)
         hub_arguments = {key: kwargs[key] for key in ("subfolder", "revision", "cache_dir", "token") if key in kwargs}
         with reading(name, **hub_arguments):
             model, info = super().from_pretrained(  # type: ignore[misc]
@@ -82,6 +85,30 @@ class SynthesizerModelMixin:
         unify_precision(model)
         align(model)
         return (model, info) if wants_info else model
+
+    @staticmethod
+    def _load_pretrained_model(
+        model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        # What was looked at before may have been another revision, or the base of an adapter is read.
+        from .files import require_own_names
+
+        shards = (load_config.sharded_metadata or {}).get("weight_map", {}).values()
+        require_own_names(shards, f"The index of {str(load_config.pretrained_model_name_or_path)!r}")
+        load = super(SynthesizerModelMixin, type(model))._load_pretrained_model  # type: ignore[misc]
+        return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+
+    def load_adapter(self, peft_model_id: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As Transformers' own, but never from a pickle.
+
+        Raises:
+            CheckpointMismatchError: for an adapter that is one.
+        """
+        from .files import require_safe_adapter
+
+        if peft_model_id is not None:
+            require_safe_adapter(peft_model_id, **{**(kwargs.get("adapter_kwargs") or {}), **kwargs})
+        return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
 
     def save_pretrained(
         self,

@@ -13,8 +13,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
 from ..faces.mixin import SINCE_THEN, SynthesizerMixin
-from ..synthesizers.mixture import MixtureSynthesizer
 from .guard import Guard
+from .initialization import initialize_layer, initializing_in_stock_models
 
 
 class SynthesizerModelMixin:
@@ -31,17 +31,23 @@ class SynthesizerModelMixin:
         self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 
     def _init_weights(self, module: nn.Module) -> None:
-        # The stock initialisation of an attention module expects its query and key; ours are initialised when built. But
-        # where the module has buffers that no checkpoint holds, nobody else fills them in (GPT-Neo's windows).
-        if isinstance(module, MixtureSynthesizer) and hasattr(module, "mixing_change"):
-            nn.init.zeros_(module.mixing_change)  # all that an old checkpoint may do without
-        if not isinstance(module, SynthesizerMixin) or module._non_persistent_buffers_set:
+        if isinstance(module, SynthesizerMixin):
+            initialize_layer(module, self._init_weights)
+        else:
             super()._init_weights(module)  # type: ignore[misc]
 
+    def initialize_weights(self) -> None:
+        """As Transformers' own, where a part of the model that is none of our classes (T5's stacks) has patched layers too."""
+        with initializing_in_stock_models(self):  # type: ignore[arg-type]
+            super().initialize_weights()  # type: ignore[misc]
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """As the stock class: custom code is not relied on to leave what was loaded alone, and so modules are passed over."""
+        return cls.__mro__[cls.__mro__.index(SynthesizerModelMixin) + 1].is_custom_code()  # type: ignore[attr-defined]
+
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model. It leaves
-        # modules of custom code alone once their parameters are there, and with them the buffers that no checkpoint holds
-        # and that a model fills in (Falcon H1). Ours is not custom code in that sense.
+        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model.
         if not isinstance(module, Guard):
             super()._initialize_weights(module)  # type: ignore[misc]
         elif getattr(module.weight, "_is_hf_initialized", False):

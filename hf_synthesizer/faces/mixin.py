@@ -17,6 +17,7 @@ from ..gemm import linear
 from ..masks import AttentionMask
 from ..positions import Positions, exporting
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
+from ..synthesizers.base import LOADED
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
@@ -115,6 +116,9 @@ class SynthesizerMixin(nn.Module):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
         twin.__dict__["whole"] = whole
         twin.replace_projections(config, example)
+        if getattr(twin, LOADED, False):  # as the stock layer is: a model around it must not start our parts afresh
+            for part in twin.modules():
+                part.__dict__[LOADED] = True
         return twin
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -45,8 +45,9 @@ def _make(stock_name: str) -> type:
         return config_class(found)
     if isinstance(found, type) and issubclass(found, PreTrainedModel):
         return model_class(found)
-    guest = stock_name.endswith("AsGuest")
-    return synthesizer_class(_stock_attention(stock_name.removesuffix("AsGuest")), guest=guest)
+    guest, as_saved = stock_name.endswith("AsGuest"), stock_name.endswith("AsSaved")
+    stock = _stock_attention(stock_name.removesuffix("AsGuest").removesuffix("AsSaved"))
+    return synthesizer_class(stock, guest=guest, as_saved=as_saved)
 
 
 _OUTSIDE: dict[str, type] = {}

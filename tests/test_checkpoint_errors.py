@@ -63,10 +63,39 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda s: s.update(format_version=2),
         r"config\.json has format_version 2.*Upgrade it: `pip install",
     ),
+    "version 0": (lambda s: s.update(format_version=0), r"has format_version 0; .*reads 1\. Save .*again"),
+    "a negative version": (lambda s: s.update(format_version=-1), r"has format_version -1; .*Save .*again"),
+    "a version that is no number": (lambda s: s.update(format_version=True), r"has format_version True; .*Save"),
     "no version": (lambda s: s.pop("format_version"), r"config\.json has format_version None"),
     "no layers": (lambda s: s.pop("layers"), r"config\.json is damaged"),
     "a configuration that is not there": (lambda s: s["layers"].update(encoder=[0, 7]), r"config\.json is damaged"),
-    "too many layers": (lambda s: s["layers"].update(encoder=[0, 1, 1]), r"layer 'encoder\.2'.*has only 2"),
+    "too many layers": (
+        lambda s: (s.pop("served_by"), s["layers"].update(encoder=[0, 1, 1])),
+        r"describes 3 self-attention layers of the stack 'encoder'.*BertModel has 2.*number of layers",
+    ),
+    "too few layers": (
+        lambda s: (s.pop("served_by"), s["layers"].update(encoder=[0])),
+        r"describes 1 self-attention layers .*BertModel has 2: the others would be stock, with random weights",
+    ),
+    "no layer": (lambda s: (s.pop("served_by"), s["layers"].clear()), "describes 0 self-attention layers"),
+    "another stack": (
+        lambda s: (s.pop("served_by"), s.update(layers={"decoder": s["layers"]["encoder"]})),
+        "describes 0 self-attention layers of the stack 'encoder'",
+    ),
+    "other layers than are served": (lambda s: s["layers"].update(encoder=[0, 1, 1]), "damaged .*name other layers"),
+    "layers that are served in no known way": (
+        lambda s: s["forwards"][0].update(forward="both"),
+        "damaged .*'forward' of 'own' or 'stock', not by .*'both'",
+    ),
+    "a configuration that is counted from the end": (
+        lambda s: s["layers"].update(encoder=[0, -1]),
+        "damaged .*-1 is no number of an entry",
+    ),
+    "a configuration that is no number": (
+        lambda s: s["layers"].update(encoder=[0, True]),
+        "damaged .*True is no number of an entry",
+    ),
+    "no groups of heads": (lambda s: s["layers"].update(encoder=[0, []]), "damaged .*empty list of groups"),
     "wrong shape": (
         lambda s: s["configs"][0].update(rank=3),
         rf"checkpoint .*'{LAYER}'.*their rank is 8, here it is 3\..*config\.json",
@@ -80,7 +109,7 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         r"checkpoint .*their variant is 'factorized_random', here it is 'random'",
     ),
     "a layer less": (
-        lambda s: s["layers"].update(encoder=[None, 1]),
+        lambda s: (s.pop("served_by"), s["layers"].update(encoder=[None, 1])),
         rf"holds the tensor '{LAYER}\.synthesizer\.key_factor'.*'synthesizer' of its config\.json has no place",
     ),
 }
@@ -90,6 +119,20 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 def test_a_config_that_was_tampered_with(folder: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:
     change_config(folder, lambda data: change(data["synthesizer"]))
     with pytest.raises(CheckpointMismatchError, match=message):
+        AutoModel.from_pretrained(folder)
+
+
+def test_a_config_with_another_number_of_layers_or_another_model_type(folder: Path) -> None:
+    for change in ({"num_hidden_layers": 3}, {"num_hidden_layers": 1}):
+        before = (folder / "config.json").read_text()
+        change_config(folder, lambda data, change=change: data.update(change))
+        with pytest.raises(CheckpointMismatchError, match=r"describes 2 self-attention layers.*BertModel has [13]"):
+            AutoModel.from_pretrained(folder)
+        (folder / "config.json").write_text(before)
+    change_config(folder, lambda data: data.update(model_type="synthesizer_gpt2"))
+    with pytest.raises(
+        CheckpointMismatchError, match=r"describes 0 .* stack 'decoder', but this SynthesizerGPT2Model"
+    ):
         AutoModel.from_pretrained(folder)
 
 

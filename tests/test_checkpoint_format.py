@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hf_synthesizer import list_variants
 from hf_synthesizer.checkpoints.auto import remote_class
-from hf_synthesizer.patching.plan import FORMAT_VERSION
+from hf_synthesizer.patching.description import FORMAT_VERSION
 from tests.make_reference_checkpoints import FOLDER, SPECS, logits
 from tests.models import MIXTURES
 

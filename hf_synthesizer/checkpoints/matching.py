@@ -19,6 +19,11 @@ from ..synthesizers.stock_weights import is_plain
 
 ALIGNMENT = 64
 """Bytes: where torch's own allocations start. Some kernels round differently on memory that starts elsewhere."""
+OTHERWISE = (
+    "If its config.json has no 'served_by', another transformers may have served the layer otherwise: load it with that one "
+    "(transformers_version) and save it again."
+)
+"""The way out of what checkpoints of before `served_by` cannot say."""
 
 
 def synthesized_layers(model: nn.Module) -> Iterator[tuple[str, SynthesizerMixin]]:
@@ -91,29 +96,29 @@ def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any,
         CheckpointMismatchError: for a tensor of a patched layer that is missing, has another shape or was not asked
             for, and for any other tensor of another shape unless `ignore_mismatched`.
     """
-    layers = [name for name, _ in synthesized_layers(model)]
-    missing = sorted(key for key in info["missing_keys"] if key.startswith(tuple(f"{name}." for name in layers)))
+    patched = tuple(f"{name}." for name, _ in synthesized_layers(model))
+    missing = sorted(key for key in info["missing_keys"] if key.startswith(patched))
     if missing:
         raise CheckpointMismatchError(
             f"The checkpoint {str(checkpoint)!r} lacks {len(missing)} tensors of its synthesized layers, among them "
             f"{missing[0]!r}; its config.json promises them. If it is a stock checkpoint, load it with the stock class "
-            f"and patch it with patch_model(), or use from_pretrained_patched(); else save it again from the model."
+            f"and patch it with patch_model(), or use from_pretrained_patched(); else save it again from the model. {OTHERWISE}"
         )
     present = tuple(dict(model.named_modules()))
     for key in sorted(info["unexpected_keys"]):
         layer, separator, _ = key.partition(".synthesizer.")
         # The tensors of a stack that this head does without are no contradiction.
-        if separator and any(name == layer or name.endswith(f".{layer}") for name in present):
+        if key.startswith(patched) or separator and any(n == layer or n.endswith(f".{layer}") for n in present):
             raise CheckpointMismatchError(
                 f"The checkpoint {str(checkpoint)!r} holds the tensor {key!r}, for which the field 'synthesizer' of its "
-                f"config.json has no place. Repair that field, or save the checkpoint again from the model."
+                f"config.json has no place. Repair that field, or save the checkpoint again from the model. {OTHERWISE}"
             )
     for key, found, expected in sorted(info["mismatched_keys"]):
-        ours = ".synthesizer." in key
+        ours = ".synthesizer." in key or key.startswith(patched)
         if ours or not ignore_mismatched:
             remedy = (
                 "Repair the field 'synthesizer' of config.json (max_length, rank, factors and share_heads decide the "
-                "shape), or save the checkpoint again from the model."
+                f"shape), or save the checkpoint again from the model. {OTHERWISE}"
                 if ours
                 else "Repair config.json, or pass ignore_mismatched_sizes=True to start this tensor afresh."
             )

@@ -14,8 +14,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
 from ..faces.mixin import SINCE_THEN, SynthesizerMixin
-from ..synthesizers.mixture import MixtureSynthesizer
 from .guard import Guard
+from .initialization import initialize_layer, initializing_in_stock_models
 
 _BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
 """The config of the patched model whose `__init__` runs now."""
@@ -43,17 +43,23 @@ class SynthesizerModelMixin:
         self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 
     def _init_weights(self, module: nn.Module) -> None:
-        # The stock initialisation of an attention module expects its query and key; ours are initialised when built. But
-        # where the module has buffers that no checkpoint holds, nobody else fills them in (GPT-Neo's windows).
-        if isinstance(module, MixtureSynthesizer) and hasattr(module, "mixing_change"):
-            nn.init.zeros_(module.mixing_change)  # all that an old checkpoint may do without
-        if not isinstance(module, SynthesizerMixin) or module._non_persistent_buffers_set:
+        if isinstance(module, SynthesizerMixin):
+            initialize_layer(module, self._init_weights)
+        else:
             super()._init_weights(module)  # type: ignore[misc]
 
+    def initialize_weights(self) -> None:
+        """As Transformers' own, where a part of the model that is none of our classes (T5's stacks) has patched layers too."""
+        with initializing_in_stock_models(self):  # type: ignore[arg-type]
+            super().initialize_weights()  # type: ignore[misc]
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """As the stock class: custom code is not relied on to leave what was loaded alone, and so modules are passed over."""
+        return cls.__mro__[cls.__mro__.index(SynthesizerModelMixin) + 1].is_custom_code()  # type: ignore[attr-defined]
+
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model. It leaves
-        # modules of custom code alone once their parameters are there, and with them the buffers that no checkpoint holds
-        # and that a model fills in (Falcon H1). Ours is not custom code in that sense.
+        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model.
         if not isinstance(module, Guard):
             super()._initialize_weights(module)  # type: ignore[misc]
         elif getattr(module.weight, "_is_hf_initialized", False):
@@ -83,12 +89,15 @@ class SynthesizerModelMixin:
                 or belongs to another patch; when a file is damaged; when a description is newer than this version or unknown to it.
         """
         from .conversions import has_names_of_memory, names_of_memory
+        from .files import require_own_files
         from .matching import align, reading, require_match, require_safetensors, unify_precision
 
         name = pretrained_model_name_or_path
         wants_info = kwargs.pop("output_loading_info", False)
         ignore_mismatched = kwargs.pop("ignore_mismatched_sizes", False)
         require_safetensors(name, kwargs.pop("use_safetensors", None))
+        if name is not None:
+            require_own_files(name, **kwargs)
         hub_arguments = {key: kwargs[key] for key in ("subfolder", "revision", "cache_dir", "token") if key in kwargs}
 
         def load() -> Any:
@@ -110,6 +119,30 @@ class SynthesizerModelMixin:
         unify_precision(model)
         align(model)
         return (model, info) if wants_info else model
+
+    @staticmethod
+    def _load_pretrained_model(
+        model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        # What was looked at before may have been another revision, or the base of an adapter is read.
+        from .files import require_own_names
+
+        shards = (load_config.sharded_metadata or {}).get("weight_map", {}).values()
+        require_own_names(shards, f"The index of {str(load_config.pretrained_model_name_or_path)!r}")
+        load = super(SynthesizerModelMixin, type(model))._load_pretrained_model  # type: ignore[misc]
+        return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+
+    def load_adapter(self, peft_model_id: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As Transformers' own, but never from a pickle.
+
+        Raises:
+            CheckpointMismatchError: for an adapter that is one.
+        """
+        from .files import require_safe_adapter
+
+        if peft_model_id is not None:
+            require_safe_adapter(peft_model_id, **{**(kwargs.get("adapter_kwargs") or {}), **kwargs})
+        return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
 
     def save_pretrained(
         self,

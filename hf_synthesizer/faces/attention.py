@@ -141,6 +141,16 @@ def find_face(stock: type[nn.Module]) -> type[SynthesizerMixin] | None:
     return min(fitting, key=lambda face: len(face.knows), default=None)  # the plainest
 
 
+def fitting_face(stock: type[nn.Module]) -> type[SynthesizerMixin] | None:
+    """The face whose forward has the stock parameters, whatever names the stock forward uses: the one that answers most of them.
+
+    For checkpoints alone, which say that the layer was served so: a new name in the stock forward changes nothing of what they hold.
+    """
+    names, used = _parameters(stock), names_used(stock)
+    fitting = [face for face in FACES if _parameters(face) == names]
+    return min(fitting, key=lambda face: (len(used - UNDERSTOOD - face.knows), len(face.knows)), default=None)
+
+
 COUNTS = frozenset(
     ["num_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "embed_dim", "all_head_size"]
 )
@@ -170,14 +180,18 @@ def takes_fewer_heads(module: nn.Module) -> bool:
     return all(weight is not None and weight.shape == (head_dim(module),) for weight in weights)
 
 
-def synthesizer_class(stock: type[nn.Module], *, guest: bool = False) -> type[SynthesizerMixin]:
+def synthesizer_class(
+    stock: type[nn.Module], *, guest: bool = False, as_saved: bool = False
+) -> type[SynthesizerMixin]:
     """The synthesized subclass of a stock attention class: by its face, or as a guest in the stock forward.
 
-    Made at its first use, and importable from `hf_synthesizer.models` by its name.
+    Made at its first use, and importable from `hf_synthesizer.models` by its name. With `as_saved` a face serves wherever one
+    fits (`fitting_face`), because a checkpoint was served so.
     """
     from .guest import GuestFace
 
-    face = find_face(stock)
+    found = find_face(stock)
+    face = fitting_face(stock) if as_saved and found is None else found
     guest = guest or face is None
     made = _CLASSES.get((stock, guest))
     if made is None:
@@ -191,7 +205,9 @@ def synthesizer_class(stock: type[nn.Module], *, guest: bool = False) -> type[Sy
         else:
             bases = (GuestFace, synthesizer_class(stock))
         made = type(
-            name_of_attention(stock) + ("AsGuest" if guest and face is not None else ""),
+            name_of_attention(stock)
+            + ("AsGuest" if guest and face is not None else "")
+            + ("AsSaved" if face is not found else ""),
             bases,
             {
                 "__module__": "hf_synthesizer.models",

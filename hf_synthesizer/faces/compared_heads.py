@@ -30,7 +30,7 @@ class ComparedHeads(SynthesizerMixin):
         self.__dict__["_compared"] = compared if some else list(range(self.dimensions[1]))
         shared = self.dimensions[1] // value_heads(self)
         self.__dict__["_kept_keys"] = sorted({head // shared for head in self.compared}) if some else None
-        if not some or not takes_fewer_heads(self):
+        if not some or self.whole or not takes_fewer_heads(self):
             return {}
         if self.wiring.fused:
             others = [head for head in range(self.dimensions[1]) if head not in compared]

@@ -17,6 +17,7 @@ from ..gemm import linear
 from ..masks import AttentionMask
 from ..positions import Positions, exporting
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
+from ..synthesizers.base import LOADED
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
@@ -65,6 +66,8 @@ class SynthesizerMixin(nn.Module):
     config: Any
     layer_idx: Any = None
     synthesizer: Synthesizer
+    whole: bool = False
+    """Whether stock projections stay whole where the stock forward could do with the rows of some heads: as a checkpoint says."""
 
     def __init__(self, *args: Any, synthesizer: str | SynthesizerConfig, **kwargs: Any):
         """As the stock class, with fresh weights, and a variant or a configuration of the logits."""
@@ -99,25 +102,30 @@ class SynthesizerMixin(nn.Module):
 
     @classmethod
     def from_stock(
-        cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None
+        cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None, *, whole: bool = False
     ) -> SynthesizerMixin:
         """A synthesized twin of a stock module, which is left as it was.
 
         The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections. `example`
-        is a floating-point tensor of the model around it, for a module that was quantized.
+        is a floating-point tensor of the model around it, for a module that was quantized. With `whole` no projection that
+        stays is cut down to some heads.
         """
-        return serving_class(cls, config, stock).twin_of(stock, config, example)
+        return serving_class(cls, config, stock).twin_of(stock, config, example, whole=whole)
 
     @classmethod
     def twin_of(
-        cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None
+        cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None, *, whole: bool = False
     ) -> SynthesizerMixin:
         """`from_stock` of this very class."""
         twin = cls.__new__(cls)
         twin.__dict__.update(stock.__dict__)
         for registry in ("_modules", "_parameters", "_buffers"):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
+        twin.__dict__["whole"] = whole
         twin.replace_projections(config, example)
+        if getattr(twin, LOADED, False):  # as the stock layer is: a model around it must not start our parts afresh
+            for part in twin.modules():
+                part.__dict__[LOADED] = True
         return twin
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

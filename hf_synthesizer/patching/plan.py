@@ -1,4 +1,4 @@
-"""Which layer gets which synthesizer: from what a user asks, and to and from `config.json`."""
+"""Which layer gets which synthesizer, from what a user asks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from ..config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
-from ..errors import CheckpointMismatchError, InvalidConfigError, NoMatchingLayerError, SynthesizerError, did_you_mean
+from ..config import LayerConfig, SynthesizerConfig, layer_config
+from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean
 from ..faces.wiring import query_heads
 from ..synthesizers.registry import variant_options
-from ..version import HOW_TO_INSTALL
 from .slots import Slot
-
-FORMAT_VERSION = 1
 
 Variant = str | SynthesizerConfig | Sequence[SynthesizerConfig]
 """What a layer is asked to be: a variant, a configuration, or several for groups of its heads."""
@@ -228,62 +225,3 @@ def parse_layers(text: str | None) -> list[int] | dict[str, Any] | None:
             f"--layers {text} names some layers with their stack and others without: name it for all."
         )
     return stacks or indices
-
-
-def plan_to_json(plan: Plan, slots: list[Slot], base_model: str | None = None) -> dict[str, Any]:
-    """For `config.json`: the distinct configurations, and for each stack which layer has which (null: stock; a list: groups of
-    heads).
-
-    `base_model` is the Hub's name of the model that was patched; left out if None.
-    """
-    configs: list[dict[str, Any]] = []
-    layers: dict[str, list[int | list[int] | None]] = {}
-    for slot in slots:
-        row = layers.setdefault(slot.stack, [])
-        if slot.label not in plan:
-            row.append(None)
-            continue
-        config = plan[slot.label]
-        numbers = []
-        for group in config.groups if isinstance(config, HeadGroupsConfig) else (config,):
-            data = group.to_dict()
-            if data not in configs:
-                configs.append(data)
-            numbers.append(configs.index(data))
-        row.append(numbers[0] if len(numbers) == 1 else numbers)
-    description = {"format_version": FORMAT_VERSION, "configs": configs, "layers": layers}
-    return description if base_model is None else {**description, "base_model": base_model}
-
-
-def plan_from_json(data: Any) -> dict[str, SynthesizerConfig | list[SynthesizerConfig]]:
-    """The inverse of `plan_to_json`, but for what only a model knows: how many heads its layers have (`with_heads`).
-
-    Raises:
-        CheckpointMismatchError: for a newer format, an unknown key, or a description that contradicts itself.
-    """
-    where = "the field 'synthesizer' of config.json"
-    if not isinstance(data, Mapping):
-        raise CheckpointMismatchError(f"Expected a description of the patched layers in {where}, found {data!r}.")
-    version = data.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise CheckpointMismatchError(
-            f"{where} has format_version {version!r}; this version of hf_synthesizer reads up to {FORMAT_VERSION}. "
-            f"Upgrade it: {HOW_TO_INSTALL}."
-        )
-    unknown = sorted(data.keys() - {"format_version", "configs", "layers", "base_model"})
-    if unknown:
-        raise CheckpointMismatchError(
-            f"Unknown key {unknown[0]!r} in {where}; upgrade hf_synthesizer ({HOW_TO_INSTALL}), or remove the key."
-        )
-    try:
-        configs = [SynthesizerConfig.from_dict(config) for config in data["configs"]]
-        return {
-            f"{stack}.{index}": configs[number] if isinstance(number, int) else [configs[n] for n in number]
-            for stack, row in data["layers"].items()
-            for index, number in enumerate(row)
-            if number is not None
-        }
-    except SynthesizerError as error:
-        raise CheckpointMismatchError(f"Cannot build what {where} describes: {error}") from error
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise CheckpointMismatchError(f"{where} is damaged ({type(error).__name__}: {error}).") from error

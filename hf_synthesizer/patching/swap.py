@@ -19,15 +19,16 @@ from ..errors import (
     NotPatchedError,
     UnsupportedModelError,
 )
-from ..faces import synthesizer_class
 from ..faces.mixin import SynthesizerMixin
 from ..models import config_class, is_patched, is_stock_model, model_class
 from ..peft import require_no_adapters
 from .changes import Samples, changed_weights, sample_weights
+from .description import Description, plan_from_json, plan_to_json
 from .longest import with_lengths
 from .own_config import OwnConfig, replace_configs
-from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json, with_heads
+from .plan import Layers, Plan, Spec, make_plan, with_heads
 from .sentences import lengthen_texts, model_of_sentences, shorten_texts
+from .served import Served, build_layer
 from .slots import Slot, find_slots
 
 logger = logging.get_logger(__name__)
@@ -187,31 +188,49 @@ def rebuild(model: PreTrainedModel) -> None:
     """Give a freshly built model the patched layers that its config describes (for `from_pretrained`).
 
     Raises:
-        CheckpointMismatchError: when the config describes none, or layers that the model does not have.
+        CheckpointMismatchError: when the config describes none, or not the layers that the model has.
     """
-    asked = plan_from_json(getattr(model.config, "synthesizer", None))
+    described = plan_from_json(getattr(model.config, "synthesizer", None))
     slots, _ = find_slots(model)
-    present = {slot.stack for slot in slots}
-    # A head may be without one of the stacks (an encoder alone); a stack that is there must be as deep as described.
-    asked = {label: config for label, config in asked.items() if label.partition(".")[0] in present}
-    unknown = sorted(asked.keys() - {slot.label for slot in slots})
-    if unknown:
-        raise CheckpointMismatchError(
-            f"config.json describes a synthesizer for layer {unknown[0]!r}, but this {type(model).__name__} has only "
-            f"{len(slots)} self-attention layers. Repair the config's number of layers, or its 'synthesizer' field."
-        )
+    require_all_layers(model, slots, described)
     try:
-        plan = {slot.label: with_heads(asked[slot.label], slot) for slot in slots if slot.label in asked}
+        plan = {
+            slot.label: with_heads(described.layers[slot.label], slot)
+            for slot in slots
+            if slot.label in described.layers
+        }
     except InvalidConfigError as error:
         raise CheckpointMismatchError(f"config.json describes heads that this model does not have. {error}") from error
-    _install(model, slots, plan)
+    _install(model, slots, plan, described.served)
 
 
-def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan) -> Undo:
-    """Build everything first, then swap: what can fail comes before the first change."""
+def require_all_layers(model: PreTrainedModel, slots: list[Slot], described: Description) -> None:
+    """Raise `CheckpointMismatchError` where a description and a model have other layers, some of which would be stock and random.
+
+    A head may do without a stack that the description has (an encoder alone); a stack that is there is described, and as deep.
+    """
+    depths: dict[str, int] = {}
+    for slot in slots:
+        depths[slot.stack] = depths.get(slot.stack, 0) + 1
+    for stack, depth in depths.items():
+        there = described.depths.get(stack, 0)
+        if there != depth:
+            raise CheckpointMismatchError(
+                f"config.json describes {there} self-attention layers of the stack {stack!r}, but this {type(model).__name__} "
+                f"has {depth}: the others would be stock, with random weights. Repair the config's number of layers and its "
+                f"'model_type', or its 'synthesizer' field."
+            )
+
+
+def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, saved: dict[str, Served] | None = None) -> Undo:
+    """Build everything first, then swap: what can fail comes before the first change.
+
+    `saved` says how a checkpoint's layers were served.
+    """
+    by = getattr(model.config, "transformers_version", None)
     example = next((p for p in model.parameters() if p.is_floating_point()), None)
     twins = {
-        slot.name: synthesizer_class(type(slot.module)).from_stock(slot.module, plan[slot.label], example)
+        slot.name: build_layer(slot, plan[slot.label], example, (saved or {}).get(slot.label), by)
         for slot in slots
         if slot.label in plan
     }
@@ -228,7 +247,8 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan) -> Undo:
     }
     undo = Undo(tags=model.model_tags, model_classes={name: type(module) for name, module in models.items()})
     if not is_patched(model.config):  # one that is built from a checkpoint's config has it already
-        description = plan_to_json(plan, slots, base_model=_name_on_the_hub(model.config))
+        served = {slot.label: twins[slot.name].__dict__["served"] for slot in slots if slot.label in plan}
+        description = plan_to_json(plan, slots, served, base_model=_name_on_the_hub(model.config))
         own = {
             id(module.config): OwnConfig.of(module.config, config_class(type(module.config)), description)
             for module in models.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,9 @@ from ..config import SynthesizerConfig
 from ..errors import UnsupportedModelError
 from ..logits import Logits
 from ..positions import Positions
+
+LOADED = "_is_hf_initialized"
+"""How Transformers marks a tensor that came from a checkpoint, and a module that is initialised."""
 
 
 class Synthesizer(nn.Module):
@@ -45,6 +49,8 @@ class Synthesizer(nn.Module):
     """Whether the logits of a query depend on tokens behind it, so that no decoder can have them."""
     is_stock: ClassVar[bool] = False
     """Whether S is what the stock layer computes, as it was pretrained."""
+    stock_projections: ClassVar[tuple[str, str] | None] = None
+    """The modules that begin as the stock layer's query and key projection."""
 
     def __init__(
         self,
@@ -123,6 +129,39 @@ class Synthesizer(nn.Module):
 
     def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
         """Take over what the stock layer's attention logits were made of, as far as the variant has a use for it."""
+
+    def stock_parts(self) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """What began as stock query and key projections, here and in parts."""
+        for module in self.modules():
+            if isinstance(module, Synthesizer) and module.stock_projections is not None:
+                query, key = module.stock_projections
+                yield module.get_submodule(query), module.get_submodule(key)
+
+    def reset_parameters(self) -> None:
+        """Give every tensor the value that it has in a new synthesizer, as `nn.Linear.reset_parameters` does: for a model that was
+        made without memory (`torch.device("meta")`, `to_empty`).
+
+        Two kinds of tensors stay as they are: those that Transformers has loaded, and the stock projections, which Transformers
+        initialises as it does in a stock model.
+        """
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        kept = {id(tensor) for pair in self.stock_parts() for module in pair for tensor in module.parameters()}
+        wanted = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if id(tensor) not in kept and not getattr(tensor, LOADED, False)
+        }
+        if wanted:
+            device = next(iter(wanted.values())).device
+            with torch.device(device), torch.no_grad():
+                fresh = self.new()
+                values = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
+                for name, tensor in wanted.items():
+                    tensor.copy_(values[name])
+
+    def new(self) -> Synthesizer:
+        """Another synthesizer with the same arguments."""
+        return type(self)(self.hidden_size, self.num_heads, self.max_length, self.config, head_dim=self.head_dim)
 
     def set_causal(self, causal: bool) -> None:
         """Be told whether the layer is a decoder's.

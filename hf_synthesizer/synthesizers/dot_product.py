@@ -19,6 +19,7 @@ class DotProductSynthesizer(Synthesizer):
     formula = "(Wq x_i)[h] · (Wk x_j)[h] · scaling"
     parameter_formula = "2·d²"
     is_stock = True
+    stock_projections = ("query", "key")
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -77,6 +77,10 @@ class HeadGroups(Synthesizer):
         for _, _, group in self.members():
             group.start_at_zero()
 
+    def reset_parameters(self) -> None:
+        for _, _, group in self.members():
+            group.reset_parameters()
+
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         projected = [group.project_keys(hidden_states) for _, _, group in self.members()]
         flat = [states.transpose(1, 2).flatten(2) for states in projected if states is not None]  # (B, L, H_g · w_g)

@@ -26,6 +26,7 @@ class SharedProjectionSynthesizer(Synthesizer):
     formula: ClassVar[str] = "x̃_i[h] · x̃_j[h] · scaling, x̃ = W x"
     parameter_formula = "d²"
     chooses_keys = True
+    stock_projections = ("projection", "projection")
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -1,0 +1,87 @@
+"""Patched layers are initialised where Transformers initialises the modules of a model: what no checkpoint has filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.initialization import guard_torch_init_functions
+
+from ..faces.mixin import SynthesizerMixin
+from ..synthesizers import Synthesizer
+from ..synthesizers.base import LOADED
+from .guard import Guard
+
+
+def initialize_layer(layer: SynthesizerMixin, initialize_stock: Callable[[nn.Module], None]) -> None:
+    """Give a layer's tensors the values that they begin with; those that were loaded stay.
+
+    Args:
+        layer: the patched layer. What is in it is initialised already, as Transformers does with modules of its kind.
+        initialize_stock: what Transformers does with the stock layer. It expects all of the stock projections, and in a patched layer
+            some are gone, have moved or are cut into parts: each part is initialised as the projection that it was.
+    """
+    if isinstance(layer.synthesizer, Synthesizer):  # a fused layer has something else there
+        layer.synthesizer.reset_parameters()
+    # Some layers have buffers that no checkpoint holds, which nobody else fills in (GPT-Neo's windows).
+    if layer._non_persistent_buffers_set or not all(getattr(tensor, LOADED, False) for tensor in layer.parameters()):
+        for projections in _stock_projections(layer):
+            stock = layer.stock_class.__new__(layer.stock_class)
+            stock.__dict__.update(layer.__dict__)
+            stock.__dict__["_modules"] = {**layer._modules, **projections}
+            initialize_stock(stock)
+
+
+@contextmanager
+def initializing_in_stock_models(model: PreTrainedModel) -> Iterator[None]:
+    """Around Transformers' visit to all modules: it leaves out the patched layers in stock models inside the model, whose own
+    initialisation doesn't know them, and they are initialised afterwards.
+    """
+    from .model_mixin import SynthesizerModelMixin
+
+    waiting = [
+        (layer, owner)
+        for layer, owner in _layers(model, model)
+        if not isinstance(owner, SynthesizerModelMixin) and not getattr(layer, LOADED, False)
+    ]
+    for layer, _ in waiting:
+        layer.__dict__[LOADED] = True
+    yield
+    with torch.no_grad(), guard_torch_init_functions():
+        for layer, owner in waiting:
+            initialize_layer(layer, owner._init_weights)
+            for guard in layer.children():
+                if isinstance(guard, Guard):
+                    model._initialize_weights(guard)
+
+
+def _layers(module: nn.Module, owner: PreTrainedModel) -> Iterator[tuple[SynthesizerMixin, PreTrainedModel]]:
+    """The patched layers in a module, and for each the innermost model that it is in."""
+    for child in module.children():
+        if isinstance(child, SynthesizerMixin):
+            yield child, owner
+        else:
+            yield from _layers(child, child if isinstance(child, PreTrainedModel) else owner)
+
+
+def _stock_projections(layer: SynthesizerMixin) -> Iterator[dict[str, nn.Module]]:
+    """The query and key projections by their stock names, one part of each after the other; where nothing is left of one,
+    a `Linear` without memory."""
+    hidden_size, heads, width = layer.dimensions
+    wiring, there = layer.wiring, layer._modules
+    moved = dict(layer.get_submodule("stock").named_children()) if "stock" in there else {}
+    parts = list(layer.synthesizer.stock_parts()) if isinstance(layer.synthesizer, Synthesizer) else []
+    projections: dict[str, list[nn.Module]] = {}
+    for name in dict.fromkeys((layer.guard_name, *wiring.replaced)):
+        found = [there.get(name), moved.get(name)]
+        if wiring.fused:  # which makes queries, keys and values
+            found += [there.get(wiring.value), moved.get(wiring.value), *(part for pair in parts for part in pair)]
+        else:
+            found += [key if name == wiring.key else query for query, key in parts]
+        left = [module for module in found if module is not None and not isinstance(module, Guard)]
+        projections[name] = left or [nn.Linear(hidden_size, heads * width, device="meta")]
+    for index in range(max(map(len, projections.values()))):
+        yield {name: modules[min(index, len(modules) - 1)] for name, modules in projections.items()}

@@ -1,0 +1,137 @@
+"""The field `synthesizer` of `config.json`: which layer has which synthesizer, and how it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config import HeadGroupsConfig, SynthesizerConfig
+from ..errors import CheckpointMismatchError, SynthesizerError
+from ..version import HOW_TO_INSTALL
+from .plan import Plan
+from .served import Served
+from .slots import Slot
+
+FORMAT_VERSION = 1
+WHERE = "the field 'synthesizer' of config.json"
+
+Rows = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `config.json` says of a patched model.
+
+    Attributes:
+        layers: by a layer's label what it is made of, but for what only a model knows: how many heads there are (`with_heads`).
+        served: by a layer's label how it is served; empty for checkpoints of before this was written.
+        depths: how many layers each stack has, those that are left stock included.
+    """
+
+    layers: dict[str, SynthesizerConfig | list[SynthesizerConfig]]
+    served: dict[str, Served] = field(default_factory=dict)
+    depths: dict[str, int] = field(default_factory=dict)
+
+
+def plan_to_json(
+    plan: Plan, slots: list[Slot], served: Mapping[str, Served], base_model: str | None = None
+) -> dict[str, Any]:
+    """For `config.json`: the distinct configurations, and for each stack which layer has which (null: stock; a list: groups of
+    heads); and likewise the distinct ways in which layers are served.
+
+    `base_model` is the Hub's name of the model that was patched; left out if None.
+    """
+    configs: list[dict[str, Any]] = []
+    forwards: list[dict[str, Any]] = []
+    layers: Rows = {}
+    served_by: Rows = {}
+    for slot in slots:
+        row, forward_row = layers.setdefault(slot.stack, []), served_by.setdefault(slot.stack, [])
+        if slot.label not in plan:
+            row.append(None)
+            forward_row.append(None)
+            continue
+        config = plan[slot.label]
+        groups = config.groups if isinstance(config, HeadGroupsConfig) else (config,)
+        numbers = [_number(group.to_dict(), configs) for group in groups]
+        row.append(numbers[0] if len(numbers) == 1 else numbers)
+        forward_row.append(_number(served[slot.label].to_json(), forwards))
+    description = {
+        "format_version": FORMAT_VERSION,
+        "configs": configs,
+        "layers": layers,
+        "forwards": forwards,
+        "served_by": served_by,
+    }
+    return description if base_model is None else {**description, "base_model": base_model}
+
+
+def plan_from_json(data: Any) -> Description:
+    """The inverse of `plan_to_json`.
+
+    Raises:
+        CheckpointMismatchError: for a newer format, an unknown key, or a description that contradicts itself.
+    """
+    if not isinstance(data, Mapping):
+        raise CheckpointMismatchError(f"Expected a description of the patched layers in {WHERE}, found {data!r}.")
+    _require_version(data.get("format_version"))
+    unknown = sorted(data.keys() - {"format_version", "configs", "layers", "forwards", "served_by", "base_model"})
+    if unknown:
+        raise CheckpointMismatchError(
+            f"Unknown key {unknown[0]!r} in {WHERE}; upgrade hf_synthesizer ({HOW_TO_INSTALL}), or remove the key."
+        )
+    try:
+        configs = [SynthesizerConfig.from_dict(config) for config in data["configs"]]
+        forwards = [Served.from_json(forward) for forward in data.get("forwards", ())]
+        layers = _by_label(data["layers"], lambda number: _one_or_more(configs, number))
+        served = _by_label(data.get("served_by", {}), lambda number: _one(forwards, number))
+        if served and served.keys() != layers.keys():
+            raise TypeError("'served_by' and 'layers' name other layers")
+        depths = {stack: len(row) for stack, row in data["layers"].items()}
+    except SynthesizerError as error:
+        raise CheckpointMismatchError(f"Cannot build what {WHERE} describes: {error}") from error
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise CheckpointMismatchError(f"{WHERE} is damaged ({type(error).__name__}: {error}).") from error
+    return Description(layers, served, depths)
+
+
+def _require_version(version: Any) -> None:
+    if isinstance(version, int) and not isinstance(version, bool) and version == FORMAT_VERSION:
+        return
+    newer = isinstance(version, int) and version > FORMAT_VERSION
+    remedy = f"Upgrade it: {HOW_TO_INSTALL}." if newer else "Save the checkpoint again from the model."
+    raise CheckpointMismatchError(
+        f"{WHERE} has format_version {version!r}; this version of hf_synthesizer reads {FORMAT_VERSION}. {remedy}"
+    )
+
+
+def _number(entry: dict[str, Any], entries: list[dict[str, Any]]) -> int:
+    """Where the entry is in the list, to which it is added if need be."""
+    if entry not in entries:
+        entries.append(entry)
+    return entries.index(entry)
+
+
+def _by_label(rows: Mapping[str, Any], value: Callable[[Any], Any]) -> dict[str, Any]:
+    """What the numbers in the rows of all stacks stand for, by the label of the layer."""
+    return {
+        f"{stack}.{index}": value(number)
+        for stack, row in rows.items()
+        for index, number in enumerate(row)
+        if number is not None
+    }
+
+
+def _one(entries: list[Any], number: Any) -> Any:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise TypeError(f"{number!r} is no number of an entry, which are counted from 0")
+    return entries[number]
+
+
+def _one_or_more(entries: list[Any], number: Any) -> Any:
+    if not isinstance(number, list):
+        return _one(entries, number)
+    if not number:
+        raise TypeError("a layer has an empty list of groups of heads")
+    return [_one(entries, single) for single in number]

@@ -1,0 +1,117 @@
+"""How each patched layer is served, and what became of its stock projections: what a checkpoint has to say beside the logits.
+
+The class of a layer is chosen by the code of the installed Transformers, and another release may have it chosen otherwise. The
+tensors of the two kinds differ, so that a checkpoint is loaded as it was saved, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.utils import logging
+
+from ..checkpoints.guard import Guard
+from ..config import LayerConfig
+from ..errors import CheckpointMismatchError, UnsupportedModelError
+from ..faces import find_face, synthesizer_class
+from ..faces.guest import GuestFace
+from ..faces.mixin import SynthesizerMixin
+from .slots import Slot
+
+logger = logging.get_logger(__name__)
+
+FORWARDS = ("own", "stock")
+
+
+@dataclass(frozen=True)
+class Served:
+    """How a layer is served.
+
+    Attributes:
+        forward: `"own"`, or `"stock"` where the stock forward runs and asks for synthesized attention.
+        gone: the stock projections that the layer is without.
+        cut: those of which it keeps the rows of some heads alone.
+    """
+
+    forward: str
+    gone: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, stock: nn.Module, layer: SynthesizerMixin) -> Served:
+        """How a layer is served that was made of this stock module."""
+        guest = isinstance(layer, GuestFace)
+        modules = {name: module for name, module in layer._modules.items() if not isinstance(module, Guard)}
+        modules |= dict(layer.get_submodule("stock").named_children()) if guest else {}
+        before = {name for name, module in stock._modules.items() if module is not None}
+        cut = [name for name in before & modules.keys() if _shape(stock._modules[name]) != _shape(modules[name])]
+        return cls("stock" if guest else "own", tuple(sorted(before - modules.keys())), tuple(sorted(cut)))
+
+    @classmethod
+    def from_json(cls, data: Any) -> Served:
+        """The inverse of `to_json`.
+
+        Raises:
+            TypeError: for anything else.
+        """
+        if not isinstance(data, Mapping) or data.get("forward") not in FORWARDS:
+            raise TypeError(f"a layer is served by a 'forward' of {' or '.join(map(repr, FORWARDS))}, not by {data!r}")
+        return cls(data["forward"], *(tuple(map(str, data.get(name, ()))) for name in ("gone", "cut")))
+
+    def to_json(self) -> dict[str, Any]:
+        """For `config.json`."""
+        lists = {name: list(names) for name, names in (("gone", self.gone), ("cut", self.cut)) if names}
+        return {"forward": self.forward, **lists}
+
+    def __str__(self) -> str:
+        words = ["a forward of its own" if self.forward == "own" else "the stock forward"]
+        words += [f"without {', '.join(self.gone)}"] if self.gone else []
+        words += [f"with some rows of {', '.join(self.cut)}"] if self.cut else []
+        return ", ".join(words)
+
+
+def build_layer(
+    slot: Slot, config: LayerConfig, example: torch.Tensor | None, saved: Served | None = None, by: str | None = None
+) -> SynthesizerMixin:
+    """The synthesized twin of a stock layer; served as it was when it was `saved`, by Transformers `by`, if that is known.
+
+    Raises:
+        CheckpointMismatchError: where the installed Transformers does not allow that.
+    """
+    stock = type(slot.module)
+    forward = None if saved is None else saved.forward
+    cls = synthesizer_class(stock, guest=forward == "stock", as_saved=forward == "own")
+    whole = saved is not None and not saved.cut
+    try:
+        layer = cls.from_stock(slot.module, config, example, whole=whole)
+    except UnsupportedModelError as error:
+        if saved is None:
+            raise
+        raise _other_release(slot, saved, f"that is refused here: {error}", by) from error
+    served = Served.of(slot.module, layer)
+    if saved is not None and served != saved:
+        raise _other_release(slot, saved, f"here it would be served by {served}", by)
+    if forward == "own" and find_face(stock) is None:
+        logger.warning_once(
+            f"The forward of {stock.__name__} in transformers {transformers.__version__} uses names that it did not when this "
+            f"checkpoint was saved (by transformers {by}). Its layers are served as they were, by a forward of their own."
+        )
+    layer.__dict__["served"] = served
+    return layer
+
+
+def _other_release(slot: Slot, saved: Served, reason: str, by: str | None) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"config.json says that layer {slot.label!r} was served by {saved}, but {reason}. Load it with the transformers that "
+        f"saved it ({by or 'see transformers_version in config.json'}; installed is {transformers.__version__}), or patch "
+        f"the base model again."
+    )
+
+
+def _shape(module: nn.Module | None) -> Any:
+    return getattr(getattr(module, "weight", None), "shape", None)

@@ -1,0 +1,147 @@
+"""A checkpoint is loaded with layers that are served as they were when it was saved, whatever another Transformers would choose."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from hf_synthesizer import CheckpointMismatchError, SynthesizerConfig, patch_model
+from hf_synthesizer.checkpoints.matching import synthesized_layers
+from hf_synthesizer.faces import attention
+from hf_synthesizer.faces.guest import GuestFace
+from tests.models import batch, build, first_output
+from tests.test_checkpoint_errors import change_config
+
+HEADS = ("BertModel", "LlamaForCausalLM", "ViTForImageClassification", "ModernBertForSequenceClassification")
+VARIANTS: dict[str, Any] = {
+    "random": "random",
+    "dot_product": "dot_product",
+    "random+dot_product": "random+dot_product",
+    "some heads": [SynthesizerConfig("random", heads=[1])],
+}
+every_way = pytest.mark.parametrize(
+    ("head", "variant"), [(head, variant) for head in HEADS for variant in VARIANTS.values()],
+    ids=[f"{head}-{variant}" for head in HEADS for variant in VARIANTS],
+)  # fmt: skip
+STRANGE = frozenset({"contiguous", "reshape"})
+"""Names in every stock forward; one that is not understood is what a harmless rename in another Transformers looks like."""
+
+
+@pytest.fixture
+def rename(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """After this no class of ours understands a stock forward any more."""
+
+    def run() -> None:
+        monkeypatch.setattr(attention, "_CLASSES", {})
+        monkeypatch.setattr(attention, "UNDERSTOOD", attention.UNDERSTOOD - STRANGE)
+
+    return run
+
+
+def is_guest(model: PreTrainedModel) -> bool:
+    return isinstance(next(layer for _, layer in synthesized_layers(model)), GuestFace)
+
+
+def saved(head: str, variant: Any, folder: Path) -> tuple[PreTrainedModel, torch.Tensor, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    layers = build(head)
+    model = patch_model(layers, dict.fromkeys(range(2), variant), max_length=24).eval()
+    model.save_pretrained(folder)
+    inputs = batch(head)
+    with torch.no_grad():
+        return model, first_output(model(**inputs)), inputs
+
+
+def same_answers(loaded: PreTrainedModel, expected: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        assert torch.equal(first_output(loaded(**inputs)), expected)
+
+
+@every_way
+def test_a_checkpoint_after_a_rename_in_transformers(
+    tmp_path: Path, head: str, variant: Any, rename: Callable[[], None]
+) -> None:
+    model, expected, inputs = saved(head, variant, tmp_path)
+    rename()
+    assert is_guest(patch_model(build(head), dict.fromkeys(range(2), variant), max_length=24))
+    try:
+        loaded = type(model).from_pretrained(tmp_path)
+    except CheckpointMismatchError as error:  # which rows a forward can do without is known of understood ones alone
+        assert variant == VARIANTS["some heads"] and "with some rows of" in str(error)
+        assert "Load it with the transformers that saved it" in str(error)
+    else:
+        assert is_guest(loaded) == is_guest(model)
+        same_answers(loaded, expected, inputs)
+
+
+@every_way
+def test_a_checkpoint_of_before_a_rename_in_transformers(
+    tmp_path: Path, head: str, variant: Any, rename: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(attention, "_CLASSES", {})
+        context.setattr(attention, "UNDERSTOOD", attention.UNDERSTOOD - STRANGE)
+        model, expected, inputs = saved(head, variant, tmp_path)
+        assert is_guest(model)
+    loaded = patch_model(build(head), "random").__class__.from_pretrained(tmp_path)
+    assert is_guest(loaded)
+    same_answers(loaded, expected, inputs)
+    loaded.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "config.json").read_text()
+
+
+def test_a_layer_that_is_served_as_it_was_can_be_pickled(tmp_path: Path, rename: Callable[[], None]) -> None:
+    model, expected, inputs = saved("BertModel", "dense", tmp_path)
+    rename()
+    loaded = type(model).from_pretrained(tmp_path)
+    name = type(next(layer for _, layer in synthesized_layers(loaded))).__name__
+    assert name == "SynthesizerBertSelfAttentionAsSaved"
+    same_answers(pickle.loads(pickle.dumps(loaded)), expected, inputs)
+
+
+def test_config_json_says_how_layers_are_served(tmp_path: Path) -> None:
+    saved("LlamaForCausalLM", [SynthesizerConfig("random", heads=[1])], tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())["synthesizer"]
+    assert stored["forwards"] == [{"forward": "stock", "cut": ["q_proj"]}]
+    assert stored["served_by"] == {"decoder": [0, 0]}
+    patch_model(build("LlamaForCausalLM"), {1: "random"}, max_length=24).save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())["synthesizer"]
+    assert stored["forwards"] == [{"forward": "own", "gone": ["k_proj", "q_proj"]}]
+    assert stored["served_by"] == {"decoder": [None, 0]}
+
+
+def test_a_layer_that_this_version_cannot_serve_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, *_ = saved("BertModel", "dense", tmp_path)
+    monkeypatch.setattr(attention, "_CLASSES", {})
+    monkeypatch.setattr(attention, "FACES", [])
+    with pytest.raises(
+        CheckpointMismatchError,
+        match=r"layer 'encoder\.0' was served by a forward of its own, without key, query, but here it would be served by the "
+        r"stock forward\. Load it with the transformers that saved it \(\d.*patch the base model again",
+    ):
+        type(model).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_a_checkpoint_without_the_record_is_never_loaded_as_something_else(
+    tmp_path: Path, head: str, variant: Any, rename: Callable[[], None]
+) -> None:
+    """Of before it was written: not even `ignore_mismatched_sizes` starts a tensor of a patched layer afresh."""
+    model, expected, inputs = saved(head, variant, tmp_path)
+    change_config(tmp_path, lambda data: [data["synthesizer"].pop(name) for name in ("forwards", "served_by")])
+    same_answers(type(model).from_pretrained(tmp_path), expected, inputs)
+    rename()
+    for settings in ({}, {"ignore_mismatched_sizes": True}):
+        try:
+            loaded = type(model).from_pretrained(tmp_path, **settings)
+        except CheckpointMismatchError:
+            continue
+        same_answers(loaded, expected, inputs)

@@ -73,14 +73,16 @@ def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) 
     return (found - wanted).square().sum() / square.clamp(min=torch.finfo(square.dtype).eps)
 
 
-def answers_of(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+def answers_of(model: PreTrainedModel, batch: Batch, head: bool = True) -> torch.Tensor:
     """What a model says of a batch, (B, …): the logits of its head, or, without one, the last hidden states less their mean.
-    0 where there is padding."""
-    output = model(**on_device(batch, model))
-    logits = [output[name] for name in ("logits", "start_logits", "end_logits") if output.get(name) is not None]
+    0 where there is padding. `head=False` leaves the logits aside."""
+    output = model(**on_device(batch, model), **({} if head else {"output_hidden_states": True}))
+    logits = [
+        output[name] for name in ("logits", "start_logits", "end_logits") if head and output.get(name) is not None
+    ]
     if logits:
         return torch.cat([_said(part, batch) for part in logits], dim=-1)
-    states = output[0].float()
+    states = (output[0] if head else states_of(output, batch)[0][0][-1]).float()
     keep = _tokens(states, batch)
     mean = (states * keep).sum((0, 1)) / keep.expand_as(states[..., :1]).sum().clamp(min=1)
     return (states - mean) * keep

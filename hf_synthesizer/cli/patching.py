@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from ..errors import first_line
 from .console import CommandError, Json, require_folder, working
 from .console import report as show
 from .models import AutoClass, Model, Task, base_of, find_tokenizer, load, outline
-from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, read_json, spec_of
+from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, read_plan, spec_of
 
 Output = Annotated[Path, typer.Option(help="The folder to write.", file_okay=False)]
 
@@ -159,8 +160,7 @@ def require_layers(model: Any, plan: Path) -> None:
     """
     from ..patching.slots import find_slots
 
-    data, layers = read_json(plan), len(find_slots(model)[0])
-    measured = (data.get("heads") or data.get("costs")) if isinstance(data, dict) else None
+    measured, layers = read_plan(plan).costs, len(find_slots(model)[0])
     if measured and len(measured) != layers:
         raise CommandError(
             f"{plan} was made for another model: it has measured {len(measured)} layers, and {type(model).__name__} has {layers}."
@@ -183,6 +183,6 @@ def numbers(text: str, option: str, least: int = 1) -> list[int]:
         BadParameter: for anything else.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) >= least for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
         raise typer.BadParameter(f"{option} {text}: give numbers from {least} on with commas between, such as 4,16.")
     return [int(part) for part in parts]

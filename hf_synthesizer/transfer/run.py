@@ -186,7 +186,7 @@ class _Transfer:
         """All steps that are still to be done."""
         state = self.checkpoint.load()
         if state is not None and state["report"]:
-            self.model.load_state_dict(state["model"])
+            self.checkpoint.fill(self.model, state)
             return TransferReport.from_dict(json.loads(state["report"]))
         started = time.perf_counter()
         if state is None:
@@ -197,7 +197,7 @@ class _Transfer:
             self.average(average_batches)
             state = {"stage": 0, "step": 0, "before": before, "seconds": 0.0}
         else:
-            self.model.load_state_dict(state["model"])
+            self.checkpoint.fill(self.model, state)
             self.batches.load_state_dict(state["batches"])
             before, self.judged_on = state["before"], state["judged_on"]
             started -= state["seconds"]

@@ -13,6 +13,7 @@ from ..errors import first_line
 from .console import CommandError, Json, require_folder, working
 from .console import report as show
 from .models import AutoClass, Model, Task, base_of, find_tokenizer, load, outline
+from .sentences import keep_sentence_files, sentence_files
 from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, read_plan, spec_of
 
 Output = Annotated[Path, typer.Option(help="The folder to write.", file_okay=False)]
@@ -119,14 +120,19 @@ def push(
     if not folder.is_dir():
         raise CommandError(f"{folder} is no folder: name one that `patch`, `transfer` or save_pretrained wrote.")
     with working():
+        from huggingface_hub import upload_folder
+
         require_name(repository)
         loaded: Any = load(str(folder))
-        tokenizer = find_tokenizer(str(folder))
+        tokenizer, sentences = find_tokenizer(str(folder)), sentence_files(str(folder))
         options: dict[str, Any] = {} if message is None else {"commit_message": message}
         try:
             pushed = loaded.push_to_hub(repository, private=private or None, **options)
             if tokenizer is not None:
                 tokenizer.push_to_hub(repository, **options)
+            if sentences is not None:
+                patterns = [pattern for name in sentences[1] for pattern in (name, f"{name}/*")]
+                upload_folder(repo_id=repository, folder_path=folder, allow_patterns=patterns, **options)
         except Exception as error:  # no network, no token, not allowed, an impossible name: each has its own error
             raise CommandError(
                 f"{repository} cannot be written on the Hub: {first_line(error).rstrip('.')}. Is the Hub within reach, and has "
@@ -168,11 +174,15 @@ def require_layers(model: Any, plan: Path) -> None:
 
 
 def save(model: Any, source: str, output: Path) -> bool:
-    """Write a model and the tokenizer that its source has; whether it has one."""
+    """Write a model, the tokenizer that its source has, and what makes a SentenceTransformer of it; whether it has a tokenizer."""
+    from ..checkpoints.tokenizer_length import longest_input, shorten
+
     model.save_pretrained(output)
     tokenizer = find_tokenizer(source)
     if tokenizer is not None:
+        shorten(tokenizer, model)
         tokenizer.save_pretrained(output)
+    keep_sentence_files(source, output, longest_input(model))
     return tokenizer is not None
 
 

@@ -94,7 +94,7 @@ def convert_before_training(
     if checkpoint is not None:
         require_own(checkpoint, model, conversion.variant)
     if not training.do_train:
-        require_trained_head(model, "Without --do_train the model's head is judged as it is")
+        require_trained_head(model, "Without training, the scores judge the head that was loaded")
     _require_hub(training)
     with training.main_process_first(desc="transfer"):
         convert(

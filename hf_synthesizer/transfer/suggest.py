@@ -18,6 +18,7 @@ from ..config import SynthesizerConfig
 from ..errors import AlreadyPatchedError
 from ..faces.mixin import SynthesizerMixin
 from ..faces.wiring import query_heads, value_heads
+from ..patching.sentences import model_in
 from ..patching.slots import find_slots
 from ..patching.swap import patch_model
 from .closed_forms import has_closed_form
@@ -70,6 +71,7 @@ def suggest_layers(
         AlreadyPatchedError: for a teacher that is no stock model.
         InvalidConfigError: for a budget out of range.
     """
+    teacher = model_in(teacher)
     _require_stock(teacher, "suggest_layers")
     keys = _keys(teacher)
     count = count_of(budget, len(keys), "layers")
@@ -120,7 +122,7 @@ def suggest_heads(
     forward and a few back measure all heads at once. What the chosen heads do together is then measured as it is.
 
     Answers are what the head of the model says (logits, less their mean where there are several classes), or the last hidden
-    states of a model without one. A model that was fine-tuned on a task knows best which of its heads the task needs.
+    states of a model without one, or the embeddings of a SentenceTransformer. A model that was fine-tuned on a task knows best which of its heads the task needs.
     Transformers draws a head at random where the checkpoint has none: say `trained_head=False` then.
 
     Args:
@@ -144,6 +146,7 @@ def suggest_heads(
         InvalidConfigError: for a budget out of range.
         UnsupportedModelError: for layers whose heads cannot be told apart.
     """
+    answering, teacher = teacher, model_in(teacher)
     _require_stock(teacher, "suggest_heads")
     keys, budgets = _keys(teacher), budgets_of(budget)
     modules = {slot.label: slot.module for slot in find_slots(teacher)[0]}
@@ -156,8 +159,8 @@ def suggest_heads(
     measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
     students = [pair.student.eval() for pair in pairs]
     mixed = torch.autocast(teacher.device.type, autocast, autocast is not None)
-    with _frozen(teacher, *students), observing(teacher), gated(pairs) as gates, mixed:
-        costs = head_costs(teacher, gates, measured, {label: heads[label] for label in keys}, head)
+    with _frozen(answering, *students), observing(answering), gated(pairs) as gates, mixed:
+        costs = head_costs(answering, gates, measured, {label: heads[label] for label in keys}, head)
         own = SynthesizerConfig.create(**{**config.to_dict(), **options})
         shared = {keys[label]: count for label, count in heads_of_a_key.items() if whole_keys}
         suggestion = HeadSuggestion(
@@ -166,7 +169,7 @@ def suggest_heads(
         labels = {key: label for label, key in keys.items()}
         for count in counts:
             chosen = {labels[key]: row for key, row in suggestion.at(count).heads.items()}
-            suggestion.curve[count] = change_of_answers(teacher, gates, measured, chosen, heads, head)
+            suggestion.curve[count] = change_of_answers(answering, gates, measured, chosen, heads, head)
     return suggestion
 
 

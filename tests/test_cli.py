@@ -221,6 +221,8 @@ def test_models_of_the_wrong_kind_are_named(folder: Path) -> None:
     assert "made for another model: it has measured 7 layers" in message
     data = ("--task=sst2", "--glue-dir=glue")
     message = refused(folder, "evaluate", "stock", *data)
-    assert "the scores judge the head that was loaded, but the checkpoint of this" in message and "classifier" in message
+    assert (
+        "the scores judge the head that was loaded, but the checkpoint of this" in message and "classifier" in message
+    )
     message = refused(folder, "evaluate", "stock")
     assert "--task" in message and "--validation-file" in message and "_file" not in message

@@ -121,6 +121,26 @@ class SynthesizerModelMixin:
             f"on padded batches instead."
         )
 
+    def _prepare_generated_length(
+        self, generation_config: Any, has_default_max_length: bool, *args: Any, **kwargs: Any
+    ):
+        from ..inference.room import NAMED, names_length
+
+        setattr(generation_config, NAMED, names_length(self, generation_config, has_default_max_length))  # type: ignore
+        return super()._prepare_generated_length(generation_config, has_default_max_length, *args, **kwargs)  # type: ignore
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict, mode: Any, batch_size: int, max_cache_length: int
+    ):
+        # The first place of `generate` that knows both how many tokens there will be and which of the prompt are padding.
+        from ..inference.room import NAMED, require_room
+
+        if generation_config.__dict__.pop(NAMED, False):
+            require_room(self, model_kwargs, max_cache_length)  # type: ignore[arg-type]
+        return super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, mode, batch_size, max_cache_length
+        )
+
     def _complete(self, folder: Path, repo_id: str | None = None) -> None:
         """Add to a saved checkpoint what lies beside its weights: the card, the shim, and a tokenizer's new maximum."""
         from .auto import write_shim

@@ -12,6 +12,8 @@ from .errors import InvalidConfigError, did_you_mean
 
 MIXINGS = ("softmax", "sum")
 INITS = ("default", "handcrafted")
+LARGEST = {"max_length": 2**31 - 1, "rank": 8_192, "stride": 2**31 - 1, "bucket_size": 2**31 - 1, "num_hashes": 1_024}
+"""What an option may be at most: far more than is of use, and little enough to be counted and, for tables, allocated."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +66,12 @@ class SynthesizerConfig:
             object.__setattr__(self, "heads", _head_numbers(self.heads))
         _require(isinstance(self.options, Mapping), "options", self.options, "a dict")
         object.__setattr__(self, "options", dict(self.options))
-        _require(
-            self.max_length is None or _positive(self.max_length), "max_length", self.max_length, "a positive int"
-        )
-        _require(_positive(self.rank), "rank", self.rank, "a positive int")
-        _require(self.stride is None or _positive(self.stride), "stride", self.stride, "a positive int")
-        _require(_positive(self.bucket_size), "bucket_size", self.bucket_size, "a positive int")
-        _require(_positive(self.num_hashes), "num_hashes", self.num_hashes, "a positive int")
-        for name in (
-            "max_length",
-            "rank",
-            "stride",
-            "bucket_size",
-            "num_hashes",
-        ):  # what NumPy counts has to be written as JSON, too
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, int(getattr(self, name)))
+        for name, most in LARGEST.items():
+            value = getattr(self, name)
+            if value is not None or name in ("rank", "bucket_size", "num_hashes"):
+                _require(_positive(value), name, value, "a positive int")
+                _require(value <= most, name, value, f"at most {most:,}")
+                object.__setattr__(self, name, int(value))  # what NumPy counts has to be written as JSON, too
         _require(isinstance(self.qnf, bool), "qnf", self.qnf, "True or False")
         _require(isinstance(self.share_heads, bool), "share_heads", self.share_heads, "True or False")
         _require(self.mixing in MIXINGS, "mixing", self.mixing, " or ".join(map(repr, MIXINGS)))

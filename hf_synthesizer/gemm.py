@@ -20,6 +20,14 @@ from .tracing import on_processor, traced
 # Below this many multiply-adds the operator's own cost outweighs its speed.
 _SMALL = 1 << 21
 
+GLOBAL_HOOKS = (
+    hooks._global_forward_hooks,
+    hooks._global_forward_pre_hooks,
+    hooks._global_backward_hooks,
+    hooks._global_backward_pre_hooks,
+)
+"""The hooks of all modules. PyTorch's own `_has_any_global_hook` asks the same, but is not in all versions that are served."""
+
 
 def _one_dnn() -> object | None:
     if not torch.backends.mkldnn.is_available():
@@ -127,4 +135,4 @@ def _is_plain(module: nn.Linear) -> bool:
     if type(module.weight) is not nn.Parameter or "forward" in module.__dict__:
         return False
     own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return module.weight.dtype == torch.float32 and not (any(own) or hooks._has_any_global_hook())
+    return module.weight.dtype == torch.float32 and not (any(own) or any(GLOBAL_HOOKS))

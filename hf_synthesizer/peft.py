@@ -11,6 +11,7 @@ from .checkpoints.model_mixin import stock_class
 from .errors import CheckpointMismatchError, NotPatchedError, UnsupportedModelError
 from .faces.mixin import SynthesizerMixin
 from .faces.wiring import find_wiring
+from .patching.sentences import model_in
 from .patching.slots import find_slots
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
     saved with the adapter.
 
     Args:
-        model: a patched model.
+        model: a patched model, or a SentenceTransformer around one, whose `add_adapter` takes what is returned.
         **lora_kwargs: for `LoraConfig`. `target_modules` takes the place of ours; `modules_to_save` adds to ours;
             `task_type` is guessed from the model's head unless given.
 
@@ -47,6 +48,7 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
     """
     from peft import LoraConfig
 
+    model = model_in(model)
     _require_patched(model, "for a stock model use peft.LoraConfig itself")
     targets, whole, guards = [], [], []
     for slot in find_slots(model)[0]:

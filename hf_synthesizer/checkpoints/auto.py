@@ -18,6 +18,7 @@ from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPI
 from ..errors import CheckpointMismatchError
 from ..version import HOW_TO_INSTALL, __version__
 from .model_mixin import patched_class
+from .whole_files import write_whole
 
 SHIM = Path(__file__).parent / "shims" / "modeling_hf_synthesizer.py"
 """The one file of code in a checkpoint, through which `trust_remote_code=True` finds the installed package."""
@@ -110,7 +111,7 @@ def serving_auto_classes(model: PreTrainedModel) -> list[str]:
 def write_shim(folder: Path) -> None:
     """Put the shim into a checkpoint's folder. It has to say how to install a package that may not be there to ask."""
     text = SHIM.read_text(encoding="utf-8").replace("{{ how_to_install }}", HOW_TO_INSTALL)
-    (folder / SHIM.name).write_text(text, encoding="utf-8")
+    write_whole(folder / SHIM.name, text)
 
 
 def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:

@@ -36,6 +36,7 @@ from ..version import HOW_TO_INSTALL
 from .auto import serving_auto_classes
 from .model_mixin import stock_class
 from .tokenizer_length import longest_input, shorten
+from .whole_files import write_whole
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -71,7 +72,7 @@ def write_model_card(
             raise
         logger.warning("%s stays as it is: its metadata cannot be read (%s).", path, error)
         return
-    path.write_text(card, encoding="utf-8")
+    write_whole(path, card)
 
 
 def model_card(
@@ -119,7 +120,7 @@ def attach_model_card(trainer: Trainer) -> None:
         card = ModelCard(_somebodys_card(path, trainer.hub_model_id) or EMPTY)
         create_trainers_card(*args, **kwargs)
         card.data = _merge(card.data.to_dict(), ModelCard.load(path).data.to_dict())
-        path.write_text(str(card), encoding="utf-8")
+        write_whole(path, str(card))
         write_model_card(model, path.parent, repo_id=trainer.hub_model_id, trainer=trainer)
 
     trainer.create_model_card = create_model_card  # type: ignore[method-assign]

@@ -53,11 +53,6 @@ class SynthesizerModelMixin:
         with initializing_in_stock_models(self):  # type: ignore[arg-type]
             super().initialize_weights()  # type: ignore[misc]
 
-    @classmethod
-    def is_custom_code(cls) -> bool:
-        """As the stock class: custom code is not relied on to leave what was loaded alone, and so modules are passed over."""
-        return cls.__mro__[cls.__mro__.index(SynthesizerModelMixin) + 1].is_custom_code()  # type: ignore[attr-defined]
-
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model.
         if not isinstance(module, Guard):
@@ -70,11 +65,11 @@ class SynthesizerModelMixin:
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Whether the stock class is: Transformers converts names in checkpoints of its own classes alone."""
-        from ..models import stock_of
+        """As the stock class: of its own classes alone Transformers converts names, and relies on them to leave alone what was loaded."""
         from .conversions import AS_IN_MEMORY
 
-        return AS_IN_MEMORY.get() or cast(type[PreTrainedModel], stock_of(cls)).is_custom_code()
+        stock = cls.__mro__[cls.__mro__.index(SynthesizerModelMixin) + 1]
+        return AS_IN_MEMORY.get() or stock.is_custom_code()  # type: ignore[attr-defined]
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
@@ -181,6 +176,26 @@ class SynthesizerModelMixin:
             f"{type(self).__name__} holds synthesized layers, whose logits depend on where a token stands in its own "
             f"sequence; the paged cache of continuous batching (generate_batch) has no place to say so. Call model.generate() "
             f"on padded batches instead."
+        )
+
+    def _prepare_generated_length(
+        self, generation_config: Any, has_default_max_length: bool, *args: Any, **kwargs: Any
+    ):
+        from ..inference.room import NAMED, names_length
+
+        setattr(generation_config, NAMED, names_length(self, generation_config, has_default_max_length))  # type: ignore
+        return super()._prepare_generated_length(generation_config, has_default_max_length, *args, **kwargs)  # type: ignore
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict, mode: Any, batch_size: int, max_cache_length: int
+    ):
+        # The first place of `generate` that knows both how many tokens there will be and which of the prompt are padding.
+        from ..inference.room import NAMED, require_room
+
+        if generation_config.__dict__.pop(NAMED, False):
+            require_room(self, model_kwargs, max_cache_length)  # type: ignore[arg-type]
+        return super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, mode, batch_size, max_cache_length
         )
 
     def _complete(self, folder: Path, repo_id: str | None = None) -> None:

@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from ..faces.mixin import SynthesizerMixin
 from ..patching.slots import find_slots
+from .whole_files import write_whole
 
 logger = logging.get_logger(__name__)
 
@@ -61,7 +62,7 @@ def shorten_saved(folder: Path, model: PreTrainedModel) -> None:
         return
     if not short_enough:
         settings["model_max_length"] = longest
-        path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def shorten_pushed(folder: Path, model: PreTrainedModel, repo_id: str, **hub_arguments: Any) -> None:

@@ -25,16 +25,42 @@ AutoClass = Annotated[
 
 
 def load(model: str, task: str | None = None, auto_class: str | None = None) -> PreTrainedModel:
-    """The model with its weights.
+    """The model with its weights. Where its config names a head of which the checkpoint has no weights, the model without a
+    head: Transformers would draw one at random. A head that was asked for is drawn.
 
     Raises:
         CommandError: for a model that cannot be had, or not with such a head.
     """
+    from transformers import AutoModel
+
+    from ..checkpoints.fresh_heads import fresh_weights
+
     config = load_config(model)
+    cls = _class_of(config, task, auto_class)
+    loaded = _loaded(cls, model)
+    fresh = fresh_weights(loaded)
+    if not fresh or cls is AutoModel:
+        return loaded
+    missing = f"{model} has no weights for {fresh[0]}, and {len(fresh)} in all, of {type(loaded).__name__}"
+    if task or auto_class:
+        typer.echo(f"{missing}: they are drawn at random, and mean nothing before they are trained.", err=True)
+    elif type(config) in AutoModel._model_mapping:
+        body = _loaded(AutoModel, model)
+        if type(body) is not type(loaded):
+            typer.echo(f"{missing}: {type(body).__name__} is loaded instead, without that head.", err=True)
+            return body
+    return loaded
+
+
+def _loaded(cls: Any, model: str) -> PreTrainedModel:
+    from ..checkpoints.fresh_heads import remember_fresh
+
     try:
-        return _class_of(config, task, auto_class).from_pretrained(model)
+        loaded, info = cls.from_pretrained(model, output_loading_info=True)
     except (OSError, ValueError) as error:
         raise _cannot(model, error) from error
+    remember_fresh(loaded, info)
+    return loaded
 
 
 def outline(model: str, task: str | None = None, auto_class: str | None = None) -> PreTrainedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,8 @@ from ..errors import first_line
 from .console import CommandError, Json, require_folder, working
 from .console import report as show
 from .models import AutoClass, Model, Task, base_of, find_tokenizer, load, outline
-from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, read_json, spec_of
+from .sentences import keep_sentence_files, sentence_files
+from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, read_plan, spec_of
 
 Output = Annotated[Path, typer.Option(help="The folder to write.", file_okay=False)]
 
@@ -118,14 +120,19 @@ def push(
     if not folder.is_dir():
         raise CommandError(f"{folder} is no folder: name one that `patch`, `transfer` or save_pretrained wrote.")
     with working():
+        from huggingface_hub import upload_folder
+
         require_name(repository)
         loaded: Any = load(str(folder))
-        tokenizer = find_tokenizer(str(folder))
+        tokenizer, sentences = find_tokenizer(str(folder)), sentence_files(str(folder))
         options: dict[str, Any] = {} if message is None else {"commit_message": message}
         try:
             pushed = loaded.push_to_hub(repository, private=private or None, **options)
             if tokenizer is not None:
                 tokenizer.push_to_hub(repository, **options)
+            if sentences is not None:
+                patterns = [pattern for name in sentences[1] for pattern in (name, f"{name}/*")]
+                upload_folder(repo_id=repository, folder_path=folder, allow_patterns=patterns, **options)
         except Exception as error:  # no network, no token, not allowed, an impossible name: each has its own error
             raise CommandError(
                 f"{repository} cannot be written on the Hub: {first_line(error).rstrip('.')}. Is the Hub within reach, and has "
@@ -159,8 +166,7 @@ def require_layers(model: Any, plan: Path) -> None:
     """
     from ..patching.slots import find_slots
 
-    data, layers = read_json(plan), len(find_slots(model)[0])
-    measured = (data.get("heads") or data.get("costs")) if isinstance(data, dict) else None
+    measured, layers = read_plan(plan).costs, len(find_slots(model)[0])
     if measured and len(measured) != layers:
         raise CommandError(
             f"{plan} was made for another model: it has measured {len(measured)} layers, and {type(model).__name__} has {layers}."
@@ -168,11 +174,15 @@ def require_layers(model: Any, plan: Path) -> None:
 
 
 def save(model: Any, source: str, output: Path) -> bool:
-    """Write a model and the tokenizer that its source has; whether it has one."""
+    """Write a model, the tokenizer that its source has, and what makes a SentenceTransformer of it; whether it has a tokenizer."""
+    from ..checkpoints.tokenizer_length import longest_input, shorten
+
     model.save_pretrained(output)
     tokenizer = find_tokenizer(source)
     if tokenizer is not None:
+        shorten(tokenizer, model)
         tokenizer.save_pretrained(output)
+    keep_sentence_files(source, output, longest_input(model))
     return tokenizer is not None
 
 
@@ -183,6 +193,6 @@ def numbers(text: str, option: str, least: int = 1) -> list[int]:
         BadParameter: for anything else.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) >= least for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
         raise typer.BadParameter(f"{option} {text}: give numbers from {least} on with commas between, such as 4,16.")
     return [int(part) for part in parts]

@@ -12,6 +12,7 @@ from .console import CommandError, Json, require_folder, watched, working
 from .console import report as show
 from .models import AutoClass, Model, Task, base_of, load, load_tokenizer
 from .patching import Output, save
+from .sentences import load_sentences
 from .variants import MaxLength, Options, options_of
 
 Texts = Annotated[
@@ -80,11 +81,16 @@ def suggest(
     options = options_of(option, max_length)
     with working():
         from ..config import SynthesizerConfig
+        from ..patching.sentences import model_in
         from ..transfer import suggest_heads, suggest_layers
         from ..transfer.texts import read_texts, text_batches
 
-        rows, teacher, tokenizer = read_texts(texts, column), load(model, task, auto_class), load_tokenizer(model)
-        loader = text_batches(rows, tokenizer, teacher, batch_size=batch_size, max_length=max_length, seed=seed)
+        rows, tokenizer = read_texts(texts, column), load_tokenizer(model)
+        teacher = None if task or auto_class or by is By.LAYERS else load_sentences(model)
+        teacher = load(model, task, auto_class) if teacher is None else teacher
+        loader = text_batches(
+            rows, tokenizer, model_in(teacher), batch_size=batch_size, max_length=max_length, seed=seed
+        )
         config = SynthesizerConfig.create(variant, **options)  # the plan then says all that patch has to know
         wanted: dict[str, Any] = {} if steps is None else {"steps": steps}
         wanted |= {"batches": batches, "progress": watched(), "max_length": config.max_length}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from .console import CommandError
 
 if TYPE_CHECKING:
-    from ..transfer import Suggestion
+    from ..transfer import HeadSuggestion, Suggestion
 
 Variant = Annotated[
     list[str] | None,
@@ -63,20 +64,21 @@ def spec_of(variant: list[str] | None, plan: Path | None) -> str | dict[int | st
             raise typer.BadParameter(
                 f"--variant {part}: several variants make a hybrid, each for its layer: 0={part}."
             )
-        hybrid[int(layer) if layer.lstrip("-").isdigit() else layer] = name
+        hybrid[int(layer) if re.fullmatch("-?[0-9]{1,9}", layer) else layer] = name
     return hybrid
 
 
-def read_plan(path: Path) -> Suggestion:
+def read_plan(path: Path) -> Suggestion | HeadSuggestion:
     """What `suggest --json` wrote.
 
     Raises:
         CommandError: for a file that is no JSON.
         InvalidConfigError: for JSON that is no plan.
     """
-    from ..transfer import Suggestion
+    from ..transfer import HeadSuggestion, Suggestion
 
-    return Suggestion.from_dict(read_json(path))
+    data = read_json(path)
+    return (HeadSuggestion if isinstance(data, dict) and "heads" in data else Suggestion).from_dict(data)
 
 
 def read_json(path: Path) -> Any:
@@ -89,7 +91,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{path} is no JSON ({error}).") from error
 
 
@@ -106,6 +108,6 @@ def options_of(options: list[str] | None, max_length: int | None) -> dict[str, A
             raise typer.BadParameter(f"--option {option}: write it as NAME=VALUE, such as rank=16.")
         try:
             found[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[name] = value
     return found

@@ -61,22 +61,9 @@ def transfer_text(
 
 
 def load_student_and_teacher(
-    model_arguments: ModelArguments,
-    arguments: ConversionArguments,
-    task: Task,
-    device: torch.device,
-    *,
-    judged: str = "",
+    model_arguments: ModelArguments, arguments: ConversionArguments, task: Task, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """The model, still stock, and the teacher, if one is named; who teaches has a trained head if answers are asked for.
-
-    Raises:
-        InvalidConfigError: for a head that is none.
-    """
-    answers = "--transfer_answers learns what a trained head says" if arguments.transfer_answers else ""
-    student: Any = load_model(model_arguments, task, trained_head=judged or ("" if arguments.teacher else answers))
-    if not arguments.teacher:
-        return student.to(device), None
-    return student.to(device), load_stock(
-        arguments.teacher, task, device, trained_head=answers, dtype=model_arguments.dtype
-    )
+    """The model, still stock, and the teacher, if one is named."""
+    student: Any = load_model(model_arguments, task)
+    teacher = load_stock(arguments.teacher, task, device, dtype=model_arguments.dtype) if arguments.teacher else None
+    return student.to(device), teacher

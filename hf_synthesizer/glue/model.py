@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForMultipleChoice, AutoModelForSequenceClassification, PreTrainedModel
 
-from ..errors import InvalidConfigError
+from ..checkpoints.fresh_heads import remember_fresh
 from ..tasks.model import ModelArguments as TaskModelArguments
 from ..tasks.model import loading
 from .tasks import Task
@@ -23,17 +23,8 @@ class ModelArguments(TaskModelArguments):
     )
 
 
-def load_model(arguments: ModelArguments, task: Task, *, trained_head: str = "") -> PreTrainedModel:
-    """The model with a head for the task; its classes are named in its config.
-
-    Args:
-        arguments: see there.
-        task: decides the head.
-        trained_head: what needs a head that was trained, if anything does.
-
-    Raises:
-        InvalidConfigError: for a checkpoint without such a head, where a trained one is asked for.
-    """
+def load_model(arguments: ModelArguments, task: Task) -> PreTrainedModel:
+    """The model with a head for the task; its classes are named in its config."""
     options = arguments.download_options()
     name = arguments.config_name or arguments.model_name_or_path
     with loading("model", name):
@@ -42,7 +33,6 @@ def load_model(arguments: ModelArguments, task: Task, *, trained_head: str = "")
         task,
         arguments.model_name_or_path,
         config,
-        trained_head,
         ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
         dtype=arguments.dtype,
         **options,
@@ -50,32 +40,22 @@ def load_model(arguments: ModelArguments, task: Task, *, trained_head: str = "")
 
 
 def load_stock(
-    path: str,
-    task: Task,
-    device: torch.device | str = "cpu",
-    *,
-    trained_head: str = "",
-    dtype: str = "float32",
+    path: str, task: Task, device: torch.device | str = "cpu", *, dtype: str = "float32"
 ) -> PreTrainedModel:
     """A teacher for the task; see `load_model`."""
     with loading("teacher", path):
         config = AutoConfig.from_pretrained(path)
-    built: Any = _build(task, path, config, trained_head, dtype=dtype)
+    built: Any = _build(task, path, config, dtype=dtype)
     return built.to(device)
 
 
-def _build(task: Task, path: str, config: Any, trained_head: str, **options: Any) -> PreTrainedModel:
+def _build(task: Task, path: str, config: Any, **options: Any) -> PreTrainedModel:
     build: Any = AutoModelForMultipleChoice if task.multiple_choice else AutoModelForSequenceClassification
     if not task.multiple_choice:
         _describe_labels(config, task)
     with loading("model", path):
         model, info = build.from_pretrained(path, config=config, output_loading_info=True, **options)
-    fresh = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
-    if trained_head and fresh:
-        raise InvalidConfigError(
-            f"{trained_head}, but {path} has none for {task.name} ({', '.join(fresh)}): name a model that was fine-tuned "
-            f"on the task."
-        )
+    remember_fresh(model, info)
     return model
 
 

@@ -48,13 +48,7 @@ def run(
     encoded = {split: tokenize(task, data, tokenizer, data_arguments) for split, data in rows.items()}
     collate = collator(task, tokenizer, data_arguments)
     rows_for_transfer = encoded.get("train", next(iter(encoded.values())))
-    model, teacher = load_student_and_teacher(
-        model_arguments,
-        conversion,
-        task,
-        training.device,
-        judged="" if training.do_train else "What is not trained here is judged by a trained head",
-    )
+    model, teacher = load_student_and_teacher(model_arguments, conversion, task, training.device)
 
     convert_before_training(
         model,

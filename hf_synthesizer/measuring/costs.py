@@ -15,6 +15,7 @@ from ..faces.mixin import SynthesizerMixin
 from ..models import stock_of
 from ..patching.counting import count_flops
 from ..patching.report import PatchReport, patch_report
+from ..patching.sentences import model_in
 from ..patching.slots import find_slots
 
 LENGTHS = (128, 512, 2048)
@@ -85,6 +86,7 @@ def cost_report(model: PreTrainedModel, lengths: Iterable[int] | None = None) ->
         UnsupportedModelError: for what is no Transformers model.
         SequenceTooLongError: for a length that the model was not patched for.
     """
+    model = model_in(model)
     layers = patch_report(model)
     if model.main_input_name != "input_ids":
         return CostReport(layers, ())

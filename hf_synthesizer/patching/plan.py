@@ -10,10 +10,13 @@ from typing import Any
 from torch import nn
 
 from ..config import LayerConfig, SynthesizerConfig, layer_config
-from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean
+from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean, first_line
 from ..faces.wiring import query_heads
 from ..synthesizers.registry import variant_options
 from .slots import Slot
+
+MOST_LAYERS = 10_000
+"""In one range of a command line: more than any model has, and few enough to be listed."""
 
 Variant = str | SynthesizerConfig | Sequence[SynthesizerConfig]
 """What a layer is asked to be: a variant, a configuration, or several for groups of its heads."""
@@ -150,13 +153,16 @@ def _select(slots: list[Slot], layers: Layers) -> list[Slot]:
             if inner is not False and inner is not None:
                 selected += _select(own, None if inner is True else inner)
     elif callable(layers):
-        selected = [slot for slot in slots if layers(slot.name, slot.module)]
+        selected = [slot for slot in slots if _is_chosen(slot, layers)]
     elif isinstance(layers, slice):
-        selected = [slot for slot in slots if slot.index in range(*layers.indices(_depth(slots, slot.stack)))]
+        try:
+            selected = [slot for slot in slots if slot.index in range(*layers.indices(_depth(slots, slot.stack)))]
+        except (TypeError, ValueError) as error:
+            raise NoMatchingLayerError(
+                f"layers={layers!r} is no slice of layers ({error}). Give whole numbers, and a step other than 0: slice(0, 6, 2)."
+            ) from error
     else:
-        wanted = _indices(layers)
-        for index in wanted:
-            _require_index(slots, index)
+        wanted = _indices(layers, slots)
         selected = [slot for slot in slots if {slot.index, slot.index - _depth(slots, slot.stack)} & wanted]
     if not selected:
         raise NoMatchingLayerError(
@@ -165,17 +171,28 @@ def _select(slots: list[Slot], layers: Layers) -> list[Slot]:
     return selected
 
 
-def _indices(layers: Any) -> set[int]:
-    items = [layers] if isinstance(layers, Integral) else layers
-    if isinstance(items, str) or not isinstance(items, Iterable):
-        items = [items]
-    indices = list(items)
-    for index in indices:
+def _is_chosen(slot: Slot, predicate: Callable[[str, nn.Module], bool]) -> bool:
+    try:
+        return bool(predicate(slot.name, slot.module))
+    except Exception as error:  # whatever a user's function raises
+        raise NoMatchingLayerError(
+            f"The function layers= failed on layer {slot.name!r}: {type(error).__name__}: {first_line(error)}. It is called as "
+            f"layers(name, module), and returns True or False."
+        ) from error
+
+
+def _indices(layers: Any, slots: list[Slot]) -> set[int]:
+    """Each index is looked at before the next is asked for: there may be more of them than memory holds."""
+    items = [layers] if isinstance(layers, (Integral, str)) or not isinstance(layers, Iterable) else layers
+    indices = set()
+    for index in items:
         if not isinstance(index, Integral) or isinstance(index, bool):
             raise NoMatchingLayerError(
                 f"layers= takes indices, a slice, a function (name, module) -> bool, or a dict of stacks; not {index!r}."
             )
-    return {int(index) for index in indices}
+        _require_index(slots, int(index))
+        indices.add(int(index))
+    return indices
 
 
 def _depth(slots: list[Slot], stack: str) -> int:
@@ -207,13 +224,15 @@ def parse_layers(text: str | None) -> list[int] | dict[str, Any] | None:
     indices: list[int] = []
     stacks: dict[str, Any] = {}
     for part in (part.strip() for part in text.split(",")):
-        match = re.fullmatch(r"(?:([A-Za-z_]\w*)(?:\.|$))?(?:(\d+)(?:-(\d+))?)?", part)
+        match = re.fullmatch(r"(?:([A-Za-z_]\w*)(?:\.|$))?(?:([0-9]{1,9})(?:-([0-9]{1,9}))?)?", part)
         stack, first, last = match.groups() if match and part else (None, None, None)
-        if stack is None and first is None:
+        span = int(last or first) - int(first) + 1 if first else 0
+        if (stack is None and first is None) or (first and not 1 <= span <= MOST_LAYERS):
             raise InvalidConfigError(
-                f"--layers {text}: give indices and ranges such as 0-3,5, stacks such as encoder or decoder.0-3, or 'suggest'."
+                f"--layers {_shortened(text)}: give indices and ranges such as 0-3,5, of {MOST_LAYERS:,} layers at most, stacks "
+                f"such as encoder or decoder.0-3, or 'suggest'."
             )
-        numbers = list(range(int(first), int(last or first) + 1)) if first else []
+        numbers = list(range(int(first), int(first) + span)) if first else []
         if stack is None:
             indices += numbers
         elif not numbers or stacks.get(stack) is True:
@@ -222,6 +241,10 @@ def parse_layers(text: str | None) -> list[int] | dict[str, Any] | None:
             stacks[stack] = [*stacks.get(stack, []), *numbers]
     if indices and stacks:
         raise InvalidConfigError(
-            f"--layers {text} names some layers with their stack and others without: name it for all."
+            f"--layers {_shortened(text)} names some layers with their stack and others without: name it for all."
         )
     return stacks or indices
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}…"

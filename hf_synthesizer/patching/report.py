@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ..faces.mixin import SynthesizerMixin
 from ..faces.wiring import find_wiring, projection_of
 from .counting import count_parameters
+from .sentences import model_in
 from .slots import find_slots
 
 
@@ -60,11 +61,13 @@ class PatchReport:
 
 
 def patch_report(model: PreTrainedModel) -> PatchReport:
-    """What was swapped, parameters before and after, what was left and why. Also works on a stock model.
+    """What was swapped, parameters before and after, what was left and why. Also works on a stock model, and on the model in a
+    SentenceTransformer.
 
     Raises:
         UnsupportedModelError: for a model that no family serves.
     """
+    model = model_in(model)
     slots, cross = find_slots(model)
     layers = []
     for slot in slots:

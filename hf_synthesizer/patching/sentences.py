@@ -21,6 +21,12 @@ def model_of_sentences(thing: Any) -> PreTrainedModel | None:
     return outermost[0] if len(outermost) == 1 else None
 
 
+def model_in(thing: Any) -> Any:
+    """The model in a SentenceTransformer; everything else as it is."""
+    inner = model_of_sentences(thing)
+    return thing if inner is None else inner
+
+
 def shorten_texts(sentences: Any, model: PreTrainedModel) -> None:
     """Let a SentenceTransformer cut its texts at the longest input of its patched model, unless it does so earlier."""
     longest, before = longest_input(model), sentences.max_seq_length

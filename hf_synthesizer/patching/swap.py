@@ -279,4 +279,6 @@ def _name_on_the_hub(config: PreTrainedConfig) -> str | None:
 
 def _set_class(model: PreTrainedModel, cls: type[PreTrainedModel]) -> None:
     model.__class__ = cls
-    _CAN_RECORD_REGISTRY[model] = model._can_record_outputs  # keyed on the class, and filled in by __init__ only
+    # Filled in by __init__ only, for the class that a model had then; by the name of that class up to Transformers 5.22.
+    key: Any = str(cls) if type(_CAN_RECORD_REGISTRY) is dict else model
+    _CAN_RECORD_REGISTRY[key] = model._can_record_outputs

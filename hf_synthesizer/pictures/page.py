@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError
+from ..patching.sentences import model_in
 from .recorded import LayerWeights, longest_of, record, tokenizer_for, words_of
 from .tables import Table, in_words, tables_of
 
@@ -52,6 +53,7 @@ def attention_page(
     chosen = [texts] if isinstance(texts, str) else list(texts)
     if not chosen:
         raise InvalidConfigError("There are no texts to show. Give at least one.")
+    model = model_in(model)
     tokenizer = tokenizer_for(model, tokenizer)
     longest = min(max_tokens, *(longest_of(which) or max_tokens for which in (model, teacher) if which is not None))
     shown: list[dict[str, Any]] = []

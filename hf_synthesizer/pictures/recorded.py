@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError, UnsupportedModelError
 from ..faces.mixin import SynthesizerMixin
+from ..patching.sentences import model_in
 from ..patching.slots import find_slots
 from ..transfer.observe import observing, on_device
 
@@ -36,7 +37,7 @@ def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[LayerWeigh
     Raises:
         UnsupportedModelError: for a model without self-attention that gives its weights.
     """
-    batch = dict(inputs)
+    model, batch = model_in(model), dict(inputs)
     if model.config.is_encoder_decoder and not {"decoder_input_ids", "labels"} & batch.keys():
         batch["decoder_input_ids"] = batch["input_ids"]
     slots, _ = find_slots(model)
@@ -67,6 +68,7 @@ def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[LayerWeigh
 
 def read_by(model: PreTrainedModel, inputs: Mapping[str, Any], stack: str, row: int = 0) -> list[tuple[int, int]]:
     """What a stack of a model reads in a row of a batch: places and tokens, without padding."""
+    model = model_in(model)
     name, mask = "input_ids", inputs.get("attention_mask")
     if model.config.is_encoder_decoder and stack == "decoder" and {"decoder_input_ids", "labels"} & inputs.keys():
         name, mask = "decoder_input_ids", inputs.get("decoder_attention_mask")
@@ -107,6 +109,7 @@ def tokenizer_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     """
     if tokenizer is not None:
         return tokenizer
+    model = model_in(model)
     from transformers import AutoTokenizer
 
     try:

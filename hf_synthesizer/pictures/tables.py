@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..faces.mixin import SynthesizerMixin
+from ..patching.sentences import model_in
 from ..patching.slots import find_slots
 from ..synthesizers.base import Synthesizer
 from ..synthesizers.dense import DenseSynthesizer
@@ -45,7 +46,7 @@ def tables_of(model: nn.Module) -> list[Table]:
     Raises:
         UnsupportedModelError: for what is no Transformers model.
     """
-    slots, _ = find_slots(model)  # type: ignore[arg-type]
+    slots, _ = find_slots(model_in(model))
     return [
         table
         for slot in slots

@@ -33,7 +33,7 @@ def plot_suggestion(suggestion: Suggestion | HeadSuggestion | Mapping[str, Any])
     """
     if isinstance(suggestion, HeadSuggestion):
         return plot_heads(suggestion)
-    if not isinstance(suggestion, Suggestion) and "heads" in suggestion:
+    if isinstance(suggestion, Mapping) and not isinstance(suggestion, Suggestion) and "heads" in suggestion:
         return plot_heads(HeadSuggestion.from_dict(suggestion))
     found = suggestion if isinstance(suggestion, Suggestion) else Suggestion.from_dict(suggestion)
     if not found.costs:
@@ -97,11 +97,12 @@ def plot_transfer(report: TransferReport | Mapping[str, Any]) -> Figure:
 def _report(data: Mapping[str, Any]) -> TransferReport:
     fields = TransferReport.__dataclass_fields__
     try:
-        return TransferReport.from_dict({name: value for name, value in data.items() if name in fields})
-    except (TypeError, KeyError) as error:
-        raise InvalidConfigError(
-            f"This is no report of transfer_attention: it has {', '.join(map(str, data)) or 'nothing'}."
-        ) from error
+        found = TransferReport.from_dict({name: value for name, value in data.items() if name in fields})
+        str(found)  # every number of it is one
+        return found
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        has = ", ".join(map(str, data)) if isinstance(data, Mapping) else f"a {type(data).__name__}"
+        raise InvalidConfigError(f"This is no report of transfer_attention: it has {has or 'nothing'}.") from error
 
 
 def plot_training(log: Any) -> Figure:

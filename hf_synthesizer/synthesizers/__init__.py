@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..config import HeadGroupsConfig, LayerConfig
+from ..errors import InvalidConfigError, SynthesizerError, first_line
 from .base import Synthesizer
 from .dense import DenseSynthesizer
 from .dot_product import DotProductSynthesizer
@@ -44,9 +45,24 @@ __all__ = [
 def build_synthesizer(
     config: LayerConfig, hidden_size: int, num_heads: int, max_length: int, *, head_dim: int | None = None
 ) -> Synthesizer:
-    """The synthesizer that a configuration describes, freshly initialised with torch's generator."""
+    """The synthesizer that a configuration describes, freshly initialised with torch's generator.
+
+    Raises:
+        InvalidConfigError: for tables that are larger than memory.
+    """
     length = config.max_length or max_length
     if isinstance(config, HeadGroupsConfig):
         return HeadGroups(hidden_size, num_heads, length, config, head_dim=head_dim, build=build_synthesizer)
     cls = MixtureSynthesizer if len(config.parts) > 1 else get_variant(config.variant)
-    return cls(hidden_size, num_heads, length, config, head_dim=head_dim)
+    try:
+        return cls(hidden_size, num_heads, length, config, head_dim=head_dim)
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        if isinstance(error, SynthesizerError):
+            raise
+        settings = ", ".join(
+            f"{name}={value}" for name, value in {"max_length": length, **config.non_default()}.items()
+        )
+        raise InvalidConfigError(
+            f"{config.variant!r} with {settings} cannot be built: {first_line(error).rstrip('.')}. Lower max_length, or the options "
+            f"that say how large it is."
+        ) from error

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..checkpoints.fresh_heads import fresh_weights
 from ..errors import InvalidConfigError
 from ..patching.plan import parse_layers
 from ..patching.report import patch_report
@@ -75,6 +76,20 @@ def require_weights(path: str, arguments: ConversionArguments) -> None:
         )
 
 
+def require_trained_head(model: PreTrainedModel, why: str) -> None:
+    """Whether all weights of a model come from its checkpoint, its head's too.
+
+    Raises:
+        InvalidConfigError: where some were drawn at random when it was loaded.
+    """
+    drawn = fresh_weights(model)
+    if drawn:
+        raise InvalidConfigError(
+            f"{why}, but the checkpoint of this {type(model).__name__} has no weights for {', '.join(drawn[:3])}"
+            f"{'…' * (len(drawn) > 3)}: name a model that was fine-tuned on the task."
+        )
+
+
 def convert(
     model: PreTrainedModel,
     arguments: ConversionArguments,
@@ -114,6 +129,8 @@ def convert(
             raise InvalidConfigError(f"{said} says how layers or heads are chosen, so it needs --layers suggest.")
     options: dict[str, Any] = {} if arguments.mixing is None else {"mixing": arguments.mixing}
     stock = copy.deepcopy(model) if teacher is None else teacher
+    if answers:
+        require_trained_head(stock, "--transfer_answers learns what the teacher's head answers")
     if arguments.layers == "suggest":
         suggest = SUGGEST[arguments.by]
         budget = 0.5 if arguments.budget is None else arguments.budget

@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from ..checkpoints.fresh_heads import remember_fresh
 from ..errors import InvalidConfigError, SynthesizerError, first_line
 from ..pictures.recorded import longest_of
 
@@ -106,7 +107,7 @@ def load_text_model(arguments: TextModelArguments, auto_class: Any, tokenizer: P
         InvalidConfigError: for arguments that contradict each other, settings that the config has not, and a model that cannot
             be loaded or is of another kind.
     """
-    options = arguments.download_options()
+    options, info = arguments.download_options(), None
     name = arguments.config_name or arguments.model_name_or_path
     if name:
         with loading("model", name):
@@ -125,8 +126,8 @@ def load_text_model(arguments: TextModelArguments, auto_class: Any, tokenizer: P
             )
         require_kind(config, auto_class, name)
         with loading("model", arguments.model_name_or_path):
-            model = auto_class.from_pretrained(
-                arguments.model_name_or_path, config=config, dtype=arguments.dtype, **options
+            model, info = auto_class.from_pretrained(
+                arguments.model_name_or_path, config=config, dtype=arguments.dtype, output_loading_info=True, **options
             )
     else:
         require_kind(config, auto_class, name or str(arguments.model_type))
@@ -142,6 +143,8 @@ def load_text_model(arguments: TextModelArguments, auto_class: Any, tokenizer: P
         logger.warning(f"A {config.model_type} from scratch: {model.num_parameters() / 1e6:.1f} M parameters.")
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(len(tokenizer))
+    if info is not None:
+        remember_fresh(model, info)
     return model
 
 
@@ -199,7 +202,11 @@ def load_teacher(
         config = AutoConfig.from_pretrained(path)
     require_kind(config, auto_class, path)
     with loading("teacher", path):
-        return auto_class.from_pretrained(path, config=config, dtype=arguments.dtype).to(device)
+        teacher, info = auto_class.from_pretrained(
+            path, config=config, dtype=arguments.dtype, output_loading_info=True
+        )
+    remember_fresh(teacher, info)
+    return teacher.to(device)
 
 
 def positions_of(model: PreTrainedModel) -> int | None:

@@ -18,7 +18,7 @@ from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArg
 from transformers.utils import logging
 
 from ..errors import InvalidConfigError, SynthesizerError, first_line
-from .conversion import ConversionArguments, convert
+from .conversion import ConversionArguments, convert, require_trained_head
 from .resuming import has_ended, last_checkpoint, require_own
 
 logger = logging.get_logger(__name__)
@@ -87,12 +87,14 @@ def convert_before_training(
     Whatever would stop the training after it is looked at first.
 
     Raises:
-        InvalidConfigError: for a checkpoint in the output folder of another model or variant, and a Hub that cannot be reached.
-            And what `convert` raises.
+        InvalidConfigError: for a checkpoint in the output folder of another model or variant, a Hub that cannot be reached, and a
+            head that is to be judged and was never trained. And what `convert` raises.
     """
     checkpoint = last_checkpoint(training) if training.do_train else None
     if checkpoint is not None:
         require_own(checkpoint, model, conversion.variant)
+    if not training.do_train:
+        require_trained_head(model, "Without training, the scores judge the head that was loaded")
     _require_hub(training)
     with training.main_process_first(desc="transfer"):
         convert(

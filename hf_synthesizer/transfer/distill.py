@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import InvalidConfigError
+from ..patching.sentences import model_in, model_of_sentences
 from ..synthesizers import Synthesizer
 from .observe import Batch, Call, LayerPair, observe_calls, on_device, synthesized_weights
 
@@ -55,11 +57,20 @@ def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch
 
 def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> torch.Tensor:
     """Stage 3: `|student − teacher|² / |teacher|²` of the logits, (B, C) or (B, L, C), over rows or tokens. What is added to
-    all classes alike says nothing, so logits of several classes have their mean taken off.
+    all classes alike says nothing, so logits of several classes have their mean taken off. Of two SentenceTransformers it is
+    that of their embeddings.
 
     Raises:
         InvalidConfigError: where a model has no head that gives logits, or the two heads differ.
     """
+    if model_of_sentences(model) is not None and model_of_sentences(teacher) is not None:
+        with torch.no_grad():
+            wanted = _embeddings(teacher, batch)
+        found = _embeddings(model, batch)
+        return (found - wanted.to(found)).square().sum() / wanted.square().sum().clamp(
+            min=torch.finfo(found.dtype).eps
+        )
+    model, teacher = model_in(model), model_in(teacher)
     with torch.no_grad():
         wanted = teacher(**on_device(batch, teacher)).get("logits")
     found = model(**on_device(batch, model)).get("logits")
@@ -73,17 +84,27 @@ def answer_loss(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) 
     return (found - wanted).square().sum() / square.clamp(min=torch.finfo(square.dtype).eps)
 
 
-def answers_of(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+def answers_of(model: PreTrainedModel, batch: Batch, head: bool = True) -> torch.Tensor:
     """What a model says of a batch, (B, …): the logits of its head, or, without one, the last hidden states less their mean.
-    0 where there is padding."""
-    output = model(**on_device(batch, model))
-    logits = [output[name] for name in ("logits", "start_logits", "end_logits") if output.get(name) is not None]
+    0 where there is padding. `head=False` leaves the logits aside. What a SentenceTransformer says are its embeddings."""
+    if head and model_of_sentences(model) is not None:
+        return _embeddings(model, batch)
+    model = model_in(model)
+    output = model(**on_device(batch, model), **({} if head else {"output_hidden_states": True}))
+    logits = [
+        output[name] for name in ("logits", "start_logits", "end_logits") if head and output.get(name) is not None
+    ]
     if logits:
         return torch.cat([_said(part, batch) for part in logits], dim=-1)
-    states = output[0].float()
+    states = (output[0] if head else states_of(output, batch)[0][0][-1]).float()
     keep = _tokens(states, batch)
     mean = (states * keep).sum((0, 1)) / keep.expand_as(states[..., :1]).sum().clamp(min=1)
     return (states - mean) * keep
+
+
+def _embeddings(sentences: Any, batch: Batch) -> torch.Tensor:
+    """The embeddings (B, d) of a SentenceTransformer."""
+    return sentences(on_device(batch, model_in(sentences)))["sentence_embedding"].float()
 
 
 def _said(logits: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -17,10 +17,13 @@ from ..faces import family_of
 from ..faces.mixin import SynthesizerMixin
 from ..faces.wiring import any_wiring, find_wiring, in_features, query_heads
 from ..masks import AttentionMask
+from ..patching.sentences import model_in
 from ..patching.slots import find_slots
 from ..synthesizers import HeadGroups, Synthesizer
 
 Batch = dict[str, Any]
+ASIDE = ("labels", "modality")
+"""What batches have beside a model's inputs; the last is a SentenceTransformer's."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def observing(*models: PreTrainedModel, backend: str | None = None) -> Iterator[
     """Inside, the models run without dropout and cache, and with the given attention backend; then as before."""
     configs: dict[int, tuple[Any, bool | None, str]] = {}
     training = [(module, module.training) for model in models for module in model.modules()]
+    inner = [model_in(model) for model in models]
     for model in models:
         for module in model.modules():
             if isinstance(module, PreTrainedModel):
@@ -114,6 +118,7 @@ def observing(*models: PreTrainedModel, backend: str | None = None) -> Iterator[
                 config.use_cache = False
         for model in models:
             model.eval()
+        for model in inner:
             if backend is not None:
                 model.set_attn_implementation(backend)
         yield
@@ -257,5 +262,5 @@ def on_device(batch: Batch, model: PreTrainedModel) -> Batch:
     return {
         name: value.to(model.device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
-        if name != "labels" or keep_labels
+        if name not in ASIDE or (name == "labels" and keep_labels)
     }

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from ..errors import CheckpointMismatchError
+from ..errors import CheckpointMismatchError, first_line
 from .observe import Batch
 
 
@@ -65,6 +66,10 @@ class EndlessBatches:
             next(self)
 
 
+HELD = ("model", "optimizer", "scheduler", "batches", "stage", "step", "before", "judged_on", "seconds")
+"""What the state of a transfer under way has."""
+
+
 class TransferCheckpoint:
     """One file in `directory` that holds how far a transfer has come, and under which settings."""
 
@@ -78,12 +83,18 @@ class TransferCheckpoint:
         """The saved state, or None when there is none.
 
         Raises:
-            CheckpointMismatchError: when it was saved under other settings.
+            CheckpointMismatchError: when it was saved under other settings, and for a file that is damaged.
         """
         if self.path is None or not self.path.exists():
             return None
-        state = torch.load(self.path, map_location="cpu", weights_only=True)
-        found = json.loads(state["settings"])
+        try:
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+            found = dict(json.loads(state["settings"]))
+            missing = [] if state["report"] else [name for name in HELD if name not in state]
+        except Exception as error:  # torch.load raises what each part of it raises
+            raise self._damaged(first_line(error)) from error
+        if missing:
+            raise self._damaged(f"it holds no {missing[0]!r}")
         differing = sorted(key for key in {**found, **self.settings} if found.get(key) != self.settings.get(key))
         if differing:
             key = differing[0]
@@ -92,6 +103,24 @@ class TransferCheckpoint:
                 f"{self.settings.get(key)!r}. Call it with the same settings to go on, or remove the file to start again."
             )
         return state
+
+    def _damaged(self, reason: str) -> CheckpointMismatchError:
+        return CheckpointMismatchError(
+            f"{self.path} is truncated or damaged ({reason.rstrip('.')}). Remove it to start the transfer again."
+        )
+
+    def fill(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Give a model the weights of a saved state.
+
+        Raises:
+            CheckpointMismatchError: for the weights of another model.
+        """
+        try:
+            model.load_state_dict(state["model"])
+        except (RuntimeError, KeyError) as error:
+            if isinstance(error, CheckpointMismatchError):
+                raise
+            raise self._damaged(f"its weights do not fit this {type(model).__name__}: {first_line(error)}") from error
 
     def save(self, state: dict[str, Any]) -> None:
         """Write the state; a run that ends while it writes leaves the older file whole."""

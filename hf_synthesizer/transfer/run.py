@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..errors import InvalidConfigError
+from ..patching.sentences import model_in
 from .closed_forms import require_closed_form, write_closed_forms
 from .distill import (
     answer_loss,
@@ -71,7 +72,7 @@ def transfer_attention(
        trained on the task; one that is fresh has nothing to say.
 
     Args:
-        model: a patched model.
+        model: a patched model, or a SentenceTransformer around one, whose answers are its embeddings.
         teacher: the stock model: a copy made before the patch, or a fine-tuned one of the same shape.
         dataloader: batches of the model's inputs as dicts, padded on the right; labels are left aside.
         method: "average" (step 1), "distill" (the others), or "auto": all, each where it applies.
@@ -95,6 +96,8 @@ def transfer_attention(
     """
     if method not in METHODS:
         raise InvalidConfigError(f"method must be one of {', '.join(METHODS)}, not {method!r}.")
+    answering = (model, teacher)
+    model, teacher = model_in(model), model_in(teacher)
     pairs = pair_layers(model, teacher)
     if method == "average":
         require_closed_form(pairs)
@@ -117,6 +120,7 @@ def transfer_attention(
         save_steps,
         autocast,
         progress and logging.is_progress_bar_enabled(),
+        answering,
         answers=third > 0 and distill,
     )
     learners = [learner for pair in pairs for learner in learners_of(pair)]
@@ -179,6 +183,7 @@ class _Transfer:
     save_steps: int
     dtype: torch.dtype | None
     progress: bool
+    answering: tuple[PreTrainedModel, PreTrainedModel]
     answers: bool
     judged_on: list[Batch] = field(default_factory=list)
 
@@ -186,7 +191,7 @@ class _Transfer:
         """All steps that are still to be done."""
         state = self.checkpoint.load()
         if state is not None and state["report"]:
-            self.model.load_state_dict(state["model"])
+            self.checkpoint.fill(self.model, state)
             return TransferReport.from_dict(json.loads(state["report"]))
         started = time.perf_counter()
         if state is None:
@@ -197,7 +202,7 @@ class _Transfer:
             self.average(average_batches)
             state = {"stage": 0, "step": 0, "before": before, "seconds": 0.0}
         else:
-            self.model.load_state_dict(state["model"])
+            self.checkpoint.fill(self.model, state)
             self.batches.load_state_dict(state["batches"])
             before, self.judged_on = state["before"], state["judged_on"]
             started -= state["seconds"]
@@ -214,7 +219,7 @@ class _Transfer:
         if not batches:
             return
         text = tqdm(itertools.islice(self.batches.dataloader, batches), "mean weights", disable=not self.progress)
-        with observing(self.model, self.teacher, backend="eager"), self.autocast():
+        with observing(*self.answering, backend="eager"), self.autocast():
             write_closed_forms(self.teacher, self.pairs, text)
 
     def train(self, stage: _Stage, number: int, state: dict[str, Any], before: dict, started: float) -> None:
@@ -232,7 +237,7 @@ class _Transfer:
         frozen = _freeze_all_but(self.model, trained)
         bar = tqdm(total=stage.steps, initial=state["step"], desc=stage.name, disable=not self.progress)
         try:
-            with observing(self.model, self.teacher, backend=stage.backend):
+            with observing(*self.answering, backend=stage.backend):
                 for step in range(state["step"], stage.steps):
                     bar.set_postfix(loss=f"{stage.backward(next(self.batches)):.4f}")
                     torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -281,14 +286,14 @@ class _Transfer:
     def match_answers(self, batch: Batch) -> float:
         """Stage 3: the gradient of the error of what the head says."""
         with self.autocast():
-            loss = answer_loss(self.model, self.teacher, batch)
+            loss = answer_loss(*self.answering, batch)
         loss.backward()
         return loss.item()
 
     @torch.no_grad()
     def judge(self) -> dict[str, float]:
         """The divergence of each layer, under HIDDEN the error of the hidden states, and with a stage 3 that of the answers."""
-        with observing(self.model, self.teacher, backend="eager"), self.autocast():
+        with observing(*self.answering, backend="eager"), self.autocast():
             sums = dict.fromkeys(
                 [*(pair.label for pair in self.pairs), HIDDEN, *([ANSWERS] if self.answers else [])], 0.0
             )
@@ -297,7 +302,7 @@ class _Transfer:
                     sums[pair.label] += loss.item()
                 sums[HIDDEN] += torch.stack(output_losses(self.model, self.teacher, batch)).mean().item()
                 if self.answers:
-                    sums[ANSWERS] += answer_loss(self.model, self.teacher, batch).item()
+                    sums[ANSWERS] += answer_loss(*self.answering, batch).item()
         return {label: total / max(len(self.judged_on), 1) for label, total in sums.items()}
 
     def report(self, before: dict[str, float], steps: int, seconds: float) -> TransferReport:

@@ -11,11 +11,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
+from ..checkpoints.fresh_heads import fresh_weights
 from ..config import SynthesizerConfig
 from ..errors import AlreadyPatchedError
 from ..faces.mixin import SynthesizerMixin
 from ..faces.wiring import query_heads, value_heads
+from ..patching.sentences import model_in
 from ..patching.slots import find_slots
 from ..patching.swap import patch_model
 from .closed_forms import has_closed_form
@@ -24,6 +27,8 @@ from .head_gates import HeadGates, gated
 from .observe import Batch, LayerPair, observing, on_device, pair_layers
 from .run import transfer_attention
 from .suggestion import Budget, HeadSuggestion, Suggestion, budgets_of, count_of
+
+logger = logging.get_logger(__name__)
 
 LastStates = tuple[torch.Tensor, torch.Tensor | None]
 """The last hidden states of a stack, and which of their places are tokens."""
@@ -66,6 +71,7 @@ def suggest_layers(
         AlreadyPatchedError: for a teacher that is no stock model.
         InvalidConfigError: for a budget out of range.
     """
+    teacher = model_in(teacher)
     _require_stock(teacher, "suggest_layers")
     keys = _keys(teacher)
     count = count_of(budget, len(keys), "layers")
@@ -101,6 +107,7 @@ def suggest_heads(
     budget: Budget | Iterable[Budget] = 0.9,
     *,
     whole_keys: bool = True,
+    trained_head: bool | None = None,
     steps: int | None = None,
     batches: int = 8,
     autocast: torch.dtype | None = None,
@@ -115,7 +122,8 @@ def suggest_heads(
     forward and a few back measure all heads at once. What the chosen heads do together is then measured as it is.
 
     Answers are what the head of the model says (logits, less their mean where there are several classes), or the last hidden
-    states of a model without one. A model that was fine-tuned on a task knows best which of its heads the task needs.
+    states of a model without one, or the embeddings of a SentenceTransformer. A model that was fine-tuned on a task knows best which of its heads the task needs.
+    Transformers draws a head at random where the checkpoint has none: say `trained_head=False` then.
 
     Args:
         teacher: a stock model, which is left as it is.
@@ -125,6 +133,8 @@ def suggest_heads(
             the last one is what the suggestion is for; all are measured (`curve`).
         whole_keys: whether heads that share a key (grouped-query attention) are chosen together, by their mean cost: a decoder's
             cache keeps that key as long as one of them compares tokens. If not, each head is judged by itself.
+        trained_head: False takes the last hidden states as answers, whatever head the model has. By default so for a model that
+            the command line or an example loaded without weights for its head, with a warning.
         steps: training steps of the logits; by default 150 where the variant has no closed form, else none.
         batches: how many batches the costs are measured on.
         autocast: for instance `torch.bfloat16`.
@@ -136,6 +146,7 @@ def suggest_heads(
         InvalidConfigError: for a budget out of range.
         UnsupportedModelError: for layers whose heads cannot be told apart.
     """
+    answering, teacher = teacher, model_in(teacher)
     _require_stock(teacher, "suggest_heads")
     keys, budgets = _keys(teacher), budgets_of(budget)
     modules = {slot.label: slot.module for slot in find_slots(teacher)[0]}
@@ -143,12 +154,13 @@ def suggest_heads(
     heads_of_a_key = {label: heads[label] // value_heads(module) for label, module in modules.items()}
     counts = sorted({count_of(one, sum(heads.values()), "heads") for one in budgets})
     config = variant if isinstance(variant, SynthesizerConfig) else SynthesizerConfig(variant)
+    head = _has_trained_head(teacher) if trained_head is None else trained_head
     pairs = _taught(teacher, dataloader, config, steps, autocast, progress, options)
     measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
     students = [pair.student.eval() for pair in pairs]
     mixed = torch.autocast(teacher.device.type, autocast, autocast is not None)
-    with _frozen(teacher, *students), observing(teacher), gated(pairs) as gates, mixed:
-        costs = head_costs(teacher, gates, measured, {label: heads[label] for label in keys})
+    with _frozen(answering, *students), observing(answering), gated(pairs) as gates, mixed:
+        costs = head_costs(answering, gates, measured, {label: heads[label] for label in keys}, head)
         own = SynthesizerConfig.create(**{**config.to_dict(), **options})
         shared = {keys[label]: count for label, count in heads_of_a_key.items() if whole_keys}
         suggestion = HeadSuggestion(
@@ -157,19 +169,19 @@ def suggest_heads(
         labels = {key: label for label, key in keys.items()}
         for count in counts:
             chosen = {labels[key]: row for key, row in suggestion.at(count).heads.items()}
-            suggestion.curve[count] = change_of_answers(teacher, gates, measured, chosen, heads)
+            suggestion.curve[count] = change_of_answers(answering, gates, measured, chosen, heads, head)
     return suggestion
 
 
 def head_costs(
-    teacher: PreTrainedModel, gates: HeadGates, measured: list[Batch], heads: dict[str, int]
+    teacher: PreTrainedModel, gates: HeadGates, measured: list[Batch], heads: dict[str, int], trained_head: bool = True
 ) -> dict[str, list[float]]:
     """For each head the mean square of the derivative of a row's answers by its gate, relative to the answers' own square."""
     sums = {label: torch.zeros(count, dtype=torch.float64) for label, count in heads.items()}
     power = 0.0
     for batch in measured:
         gates.set, gates.open_to_gradients, gates.made = {}, True, {}
-        answers = answers_of(teacher, batch)
+        answers = answers_of(teacher, batch, trained_head)
         power += float(answers.detach().double().square().sum())
         made = dict(gates.made)
         for direction, share in _directions(answers):
@@ -206,14 +218,15 @@ def change_of_answers(
     measured: list[Batch],
     chosen: dict[str, list[int]],
     heads: dict[str, int],
+    trained_head: bool = True,
 ) -> float:
     """`Σ |answers with these heads synthesized − stock answers|² / Σ |stock answers|²`."""
     change = power = 0.0
     for batch in measured:
         gates.choose({}, heads)
-        stock = answers_of(teacher, batch).double()
+        stock = answers_of(teacher, batch, trained_head).double()
         gates.choose(chosen, heads)
-        change += float((answers_of(teacher, batch).double() - stock).square().sum())
+        change += float((answers_of(teacher, batch, trained_head).double() - stock).square().sum())
         power += float(stock.square().sum())
     gates.choose({}, heads)
     return change / max(power, torch.finfo(torch.float32).tiny)
@@ -235,6 +248,19 @@ def _frozen(*modules: nn.Module) -> Iterator[None]:
 def _require_stock(teacher: PreTrainedModel, what: str) -> None:
     if any(isinstance(module, SynthesizerMixin) for module in teacher.modules()):
         raise AlreadyPatchedError(f"{what} measures swaps in a stock model; this one is patched already.")
+
+
+def _has_trained_head(teacher: PreTrainedModel) -> bool:
+    drawn = fresh_weights(teacher)
+    if drawn:
+        logger.warning(
+            "The checkpoint has no weights for %s of %s: Transformers drew %d tensors at random. Heads are judged by the last "
+            "hidden states, and not by what such a head answers.",
+            drawn[0],
+            type(teacher).__name__,
+            len(drawn),
+        )
+    return not drawn
 
 
 def _keys(teacher: PreTrainedModel) -> dict[str, int | str]:

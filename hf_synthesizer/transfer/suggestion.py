@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.whole_files import write_whole
 from ..config import SynthesizerConfig
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, first_line
 
 Budget = float | int
 SHADES = " ░▒▓█"
@@ -49,7 +51,16 @@ class Suggestion(dict[int | str, str | SynthesizerConfig]):
                 'A plan is a dict such as {"hybrid": {"0": "random", "1": {"variant": "factorized_random", "rank": 4}}}, as '
                 f"suggest_layers writes it; found {_described(data)}."
             )
-        return cls(hybrid_from_dict(hybrid), data.get("costs", {}), data.get("total", {}))
+        measured = {}
+        for name in ("costs", "total"):
+            found = data.get(name, {})
+            if not isinstance(found, Mapping):
+                raise InvalidConfigError(f"{name!r} of a plan names a cost for each layer; found {_described(found)}.")
+            measured[name] = {str(label): _number(cost, f"the cost of {label!r}") for label, cost in found.items()}
+        unmeasured = sorted(measured["total"].keys() - measured["costs"].keys())
+        if unmeasured:
+            raise InvalidConfigError(f"A plan's 'total' names {unmeasured[0]!r}, of which its 'costs' say nothing.")
+        return cls(hybrid_from_dict(hybrid), measured["costs"], measured["total"])
 
     def __str__(self) -> str:
         lines = [f"{'layer':14}{'swapped alone':>15}{'with the earlier':>18}  suggestion"]
@@ -175,25 +186,54 @@ class HeadSuggestion(dict[int | str, str | SynthesizerConfig | list[SynthesizerC
         """
         try:
             variant = SynthesizerConfig.from_dict(data["variant"])
-            curve = {int(number): change for number, change in data["curve"]}
-            made = cls(variant, dict(data["heads"]), data["budget"], curve, dict(data.get("shared", ())))
-            hybrid = hybrid_from_dict(data["hybrid"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            costs = {_key(key): [_number(cost, "a cost") for cost in row] for key, row in data["heads"]}
+            curve = {
+                int(_number(count, "a number of heads")): _number(change, "a change")
+                for count, change in data["curve"]
+            }
+            shared = {_key(key): _number(count, "a number of heads") for key, count in data.get("shared", ())}
+            if (
+                not costs
+                or not all(costs.values())
+                or any(count != int(count) or count < 1 for count in shared.values())
+            ):
+                raise InvalidConfigError("it names no heads of some layer")
+            if not all(1 <= count <= sum(map(len, costs.values())) for count in curve):
+                raise InvalidConfigError("its curve names more heads than the model has, or none")
+            made = cls(variant, costs, data["budget"], curve, {key: int(count) for key, count in shared.items()})
+            made.clear()
+            made.update(hybrid_from_dict(data["hybrid"]))
+            for key, heads in made.heads.items():
+                if heads and heads[-1] >= len(costs[key]):
+                    raise InvalidConfigError(
+                        f"layer {key!r} has {len(costs[key])} heads, and none of number {heads[-1]}"
+                    )
+            if made.keys() - costs.keys():
+                raise InvalidConfigError(f"layer {min(map(str, made.keys() - costs.keys()))!r} was not measured")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidConfigError(
                 f"This is no suggestion of suggest_heads ({type(error).__name__}: {error}). Read what save() wrote."
             ) from error
-        made.clear()
-        made.update(hybrid)
         return made
 
     def save(self, path: str | os.PathLike) -> None:
         """Write it as JSON, for people to edit and for `load`."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> HeadSuggestion:
-        """What `save` wrote."""
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        """What `save` wrote.
+
+        Raises:
+            InvalidConfigError: for anything else.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise InvalidConfigError(
+                f"{path} is no JSON ({first_line(error)}), and no suggestion of suggest_heads."
+            ) from error
+        return cls.from_dict(data)
 
 
 def _described(data: Any) -> str:
@@ -208,6 +248,20 @@ def _configs(value: Any) -> list[SynthesizerConfig]:
     return [SynthesizerConfig(one) if isinstance(one, str) else one for one in several]
 
 
+def _number(value: Any, what: str) -> float:
+    """A finite number, or `InvalidConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+        raise InvalidConfigError(f"{what} is a number, not {value!r}.")
+    return value
+
+
+def _key(key: Any) -> int | str:
+    """A layer's key in a hybrid, or `InvalidConfigError`."""
+    if isinstance(key, bool) or not isinstance(key, (int, str)):
+        raise InvalidConfigError(f"a layer is an index or a name, not {key!r}.")
+    return key
+
+
 def hybrid_to_dict(hybrid: Mapping[int | str, Any]) -> dict[str, Any]:
     """JSON-able: each layer's variant, configuration, or configurations of groups of its heads."""
 
@@ -220,14 +274,22 @@ def hybrid_to_dict(hybrid: Mapping[int | str, Any]) -> dict[str, Any]:
 
 
 def hybrid_from_dict(data: Mapping[str, Any]) -> dict[int | str, Any]:
-    """The inverse of `hybrid_to_dict`."""
+    """The inverse of `hybrid_to_dict`.
+
+    Raises:
+        InvalidConfigError, UnknownVariantError: for a value that is no variant and no configuration.
+    """
+    if not isinstance(data, Mapping):
+        raise InvalidConfigError(f"A hybrid is a dict of layers; found {_described(data)}.")
 
     def made(value: Any) -> Any:
-        if isinstance(value, list):
-            return [made(one) for one in value]
-        return SynthesizerConfig.from_dict(value) if isinstance(value, Mapping) else value
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            return [SynthesizerConfig.from_dict(one) for one in value]
+        if isinstance(value, Mapping):
+            return SynthesizerConfig.from_dict(value)
+        return SynthesizerConfig(value) and value  # the name of a variant that there is
 
-    return {int(key) if key.lstrip("-").isdigit() else key: made(value) for key, value in data.items()}
+    return {int(key) if re.fullmatch("-?[0-9]{1,9}", key) else key: made(value) for key, value in data.items()}
 
 
 def count_of(budget: Budget, available: int, what: str) -> int:

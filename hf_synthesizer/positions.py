@@ -59,6 +59,8 @@ class Positions:
         self.query = query
         self.key = key
         self.source = query if source is None else source
+        self.required: int | None = None
+        """The `max_length` that these positions are known to stand within."""
 
     @classmethod
     def from_position_ids(
@@ -126,14 +128,19 @@ class Positions:
         Raises:
             SequenceTooLongError: for a token beyond `max_length`.
         """
+        if self.required is not None and self.required <= max_length:
+            return self  # the parts of a mixture ask once more
         self.require(max_length)
         if self.key_length <= max_length:
+            self.required = max_length
             return self
         query, key = self.query, self.key
         if query is None or key is None:
             query = (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
             key = torch.arange(self.key_length, device=device).unsqueeze(0)
-        return Positions(self.query_length, self.key_length, self.start, query, key.clamp(max=max_length - 1))
+        made = Positions(self.query_length, self.key_length, self.start, query, key.clamp(max=max_length - 1))
+        made.required = max_length
+        return made
 
     def require(self, max_length: int) -> None:
         """Raise `SequenceTooLongError` when a token stands beyond `max_length`.

@@ -15,6 +15,7 @@ from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..gemm import linear
 from ..masks import AttentionMask
+from ..offloading import require_in_memory
 from ..positions import Positions, exporting
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
 from ..synthesizers.registry import get_variant
@@ -22,6 +23,7 @@ from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
 from .caching import extend, require_known_arguments
 from .lengths import longest_sequence
+from .own_forwards import move_hooks, require_plain_call
 from .wiring import (
     OUTPUT_DROPOUTS,
     Wiring,
@@ -104,13 +106,19 @@ class SynthesizerMixin(nn.Module):
 
         The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections. `example`
         is a floating-point tensor of the model around it, for a module that was quantized.
+
+        Raises:
+            UnsupportedModelError: for a module that is offloaded, was compiled, or has a forward of its own on its object.
         """
+        require_in_memory(stock, f"A layer of {type(stock).__name__} cannot be patched")
+        require_plain_call(stock)
         cls = serving_class(cls, config)
         twin = cls.__new__(cls)
         twin.__dict__.update(stock.__dict__)
         for registry in ("_modules", "_parameters", "_buffers"):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
         twin.replace_projections(config, example)
+        move_hooks(stock, twin)
         return twin
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

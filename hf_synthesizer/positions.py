@@ -61,6 +61,8 @@ class Positions:
         self.key = key
         self.source = query if source is None else source
         self.windowed = windowed
+        self.required: int | None = None
+        """The `max_length` that these positions are known to stand within."""
 
     @classmethod
     def from_position_ids(
@@ -141,12 +143,17 @@ class Positions:
         Raises:
             SequenceTooLongError: for a token beyond `max_length`.
         """
+        if self.required is not None and self.required <= max_length:
+            return self  # the parts of a mixture ask once more
         self.require(max_length)
         if self.key_length <= max_length:
+            self.required = max_length
             return self
         query, key = self.numbers(device)
         key = key.clamp(max=max_length - 1)
-        return Positions(self.query_length, self.key_length, self.start, query, key, windowed=self.windowed)
+        inside = Positions(self.query_length, self.key_length, self.start, query, key, windowed=self.windowed)
+        inside.required = max_length
+        return inside
 
     def require(self, max_length: int) -> None:
         """Raise `SequenceTooLongError` when a token stands beyond `max_length`.

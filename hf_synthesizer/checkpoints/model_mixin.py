@@ -6,7 +6,7 @@ import re
 from contextlib import nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel

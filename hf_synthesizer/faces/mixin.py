@@ -15,6 +15,7 @@ from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..gemm import linear
 from ..masks import AttentionMask
+from ..offloading import require_in_memory
 from ..positions import Positions, exporting
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
 from ..synthesizers.base import LOADED
@@ -23,6 +24,7 @@ from ..synthesizers.stock_weights import place_of
 from .attention import serving_class
 from .caching import dropped_tokens, extend, require_known_arguments
 from .lengths import longest_sequence
+from .own_forwards import move_hooks, require_plain_call
 from .wiring import (
     OUTPUT_DROPOUTS,
     Wiring,
@@ -109,8 +111,15 @@ class SynthesizerMixin(nn.Module):
         The twin shares everything with it (values, dropout, hooks, train or eval mode) but the two projections. `example`
         is a floating-point tensor of the model around it, for a module that was quantized. With `whole` no projection that
         stays is cut down to some heads.
+
+        Raises:
+            UnsupportedModelError: for a module that is offloaded, was compiled, or has a forward of its own on its object.
         """
-        return serving_class(cls, config, stock).twin_of(stock, config, example, whole=whole)
+        require_in_memory(stock, f"A layer of {type(stock).__name__} cannot be patched")
+        require_plain_call(stock)
+        twin = serving_class(cls, config, stock).twin_of(stock, config, example, whole=whole)
+        move_hooks(stock, twin)
+        return twin
 
     @classmethod
     def twin_of(

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..config import ranges
 from ..errors import FusedModelError, InvalidConfigError
+from ..offloading import require_in_memory
 from ..synthesizers import HeadGroups, Synthesizer
 from .fused import FusedSynthesizer
 
@@ -60,7 +61,7 @@ def fuse_for_inference(model: nn.Module, *, tolerance: float | None = None) -> F
 
     Raises:
         InvalidConfigError: for a tolerance that is no number, or negative.
-        FusedModelError: in train mode, when fused already, or when there is nothing to fuse.
+        FusedModelError: in train mode, when offloaded, when fused already, or when there is nothing to fuse.
     """
     if tolerance is not None and not (_is_number(tolerance) and isfinite(tolerance) and tolerance >= 0):
         raise InvalidConfigError(
@@ -68,6 +69,7 @@ def fuse_for_inference(model: nn.Module, *, tolerance: float | None = None) -> F
         )
     if model.training:
         raise FusedModelError("fuse_for_inference is for inference: call model.eval() first.")
+    require_in_memory(model, f"This {type(model).__name__} cannot be fused", FusedModelError)
     found = list(_places(model))
     if any(isinstance(place.synthesizer, FusedSynthesizer) for place in found):
         raise FusedModelError("This model is fused already. Call unfuse(model) first to fuse it anew.")

@@ -72,7 +72,8 @@ def _is_cross_attention(name: str, module: nn.Module) -> bool:
 
 def _attends_to_its_input(module: nn.Module) -> bool:
     """Whether a forward takes hidden states, and not queries, keys and values that others have made."""
-    return next(iter(inspect.signature(module.forward).parameters), None) == "hidden_states"
+    _, *parameters = inspect.signature(type(module).forward).parameters  # the object may have been given another one
+    return parameters[:1] == ["hidden_states"]
 
 
 def _stack_names(groups: dict[tuple[str, ...], list[tuple[str, nn.Module]]]) -> dict[tuple[str, ...], str]:

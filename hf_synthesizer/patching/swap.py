@@ -21,6 +21,7 @@ from ..errors import (
 )
 from ..faces.mixin import SynthesizerMixin
 from ..models import config_class, is_patched, is_stock_model, model_class
+from ..offloading import require_in_memory
 from ..peft import require_no_adapters
 from .changes import Samples, changed_weights, sample_weights
 from .description import Description, plan_from_json, plan_to_json
@@ -74,8 +75,8 @@ def patch_model(
         **options: fields of `SynthesizerConfig`, or options of a registered variant.
 
     Raises:
-        UnsupportedModelError: for a model that no family serves, one that has adapters of PEFT, or one that is spread over
-            devices by tensor parallelism.
+        UnsupportedModelError: for a model that no family serves, one that has adapters of PEFT, one that is offloaded or spread
+            over devices by tensor parallelism, or one whose attention layers were given another forward.
         AlreadyPatchedError: for a model that holds synthesized attention.
         NoMatchingLayerError: for a selection that selects nothing.
         UnknownVariantError, InvalidConfigError: for a variant or an option that cannot be.
@@ -134,6 +135,7 @@ def unpatch_model(model: Model) -> Model:
     not belong to them: a warning says so. It looks at some numbers of each parameter; sharded ones are not looked at.
 
     Raises:
+        UnsupportedModelError: for a model that is offloaded.
         NotPatchedError: for a model that is not patched, or was loaded from a patched checkpoint, which holds no
             stock attention to go back to.
     """
@@ -147,6 +149,7 @@ def unpatch_model(model: Model) -> Model:
 
 
 def _unpatch(model: PreTrainedModel) -> None:
+    require_in_memory(model, f"This {type(model).__name__} cannot be unpatched")
     undo: Undo | None = model.__dict__.get(_UNDO)
     if undo is None:
         patched = any(isinstance(module, SynthesizerMixin) for module in model.modules())

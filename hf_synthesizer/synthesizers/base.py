@@ -23,6 +23,9 @@ class Synthesizer(nn.Module):
     A subclass is registered with `@register_variant("name")`, and defines `__init__` with the signature below,
     `synthesize`, `start_at_zero` and, when it looks at the keys' tokens, `key_width` and `project_keys`.
 
+    Hooks on modules (offloading, sharding) bring parameters when a module is called, and take them away again. So a synthesizer
+    that holds others calls them, and `project_keys`, which runs outside of `forward`, reads parameters of submodules that it calls.
+
     Args:
         hidden_size: the width d of the hidden states.
         num_heads: the number H of heads.

@@ -94,6 +94,6 @@ class HeadGroups(Synthesizer):
             states, width = None, len(heads) * group.key_width
             if width and key_states is not None:
                 states = key_states[:, 0, :, start : start + width].unflatten(-1, (len(heads), -1)).transpose(1, 2)
-                start += width
-            logits.append(group.synthesize(hidden_states, states, positions))  # states: (B, H_g, L, w_g)
+                start += width  # states: (B, H_g, L, w_g)
+            logits.append(group(hidden_states, states, positions))  # called as a module: see `Synthesizer`
         return Grouped(self.heads, logits)

@@ -128,7 +128,8 @@ class MixtureSynthesizer(Synthesizer):
                 states = key_states[..., start : start + part.key_width]
                 start += part.key_width
             if part in wanted:
-                weight, logits = alpha.get(name), part.synthesize(hidden_states, states, positions)
+                # Called as a module, so that hooks on it (offloading) see that its parameters are wanted.
+                weight, logits = alpha.get(name), part(hidden_states, states, positions)
                 if weight is not None and isinstance(logits, LowRank):
                     logits = logits.scaled(weight)  # at once, so that one query is kept and not two
                     weight = None

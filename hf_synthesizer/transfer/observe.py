@@ -17,6 +17,7 @@ from ..faces import family_of
 from ..faces.mixin import SynthesizerMixin
 from ..faces.wiring import any_wiring, find_wiring, in_features, query_heads
 from ..masks import AttentionMask
+from ..offloading import require_in_memory
 from ..patching.sentences import model_in
 from ..patching.slots import find_slots
 from ..synthesizers import HeadGroups, Synthesizer
@@ -64,6 +65,8 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
         raise UnsupportedModelError(
             "The model is its own teacher. Keep a stock copy: teacher = copy.deepcopy(model) before patch_model(model, …)."
         )
+    for one in (model, teacher):
+        require_in_memory(one, f"A transfer reads and writes the weights of {type(one).__name__}")
     ours_is, theirs_is = family_of(model).name, family_of(teacher).name
     if ours_is != theirs_is:
         raise UnsupportedModelError(

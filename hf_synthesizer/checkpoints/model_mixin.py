@@ -12,9 +12,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
-from ..faces.mixin import SINCE_THEN, SynthesizerMixin
+from ..faces.mixin import SINCE_THEN
+from ..synthesizers.base import LOADED
 from .guard import Guard
-from .initialization import initialize_layer, initializing_in_stock_models
+from .initialization import initialize_layers
 
 
 class SynthesizerModelMixin:
@@ -30,24 +31,16 @@ class SynthesizerModelMixin:
         missing = self._keys_to_ignore_on_load_missing or ()  # type: ignore[has-type]
         self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, SynthesizerMixin):
-            initialize_layer(module, self._init_weights)
-        else:
-            super()._init_weights(module)  # type: ignore[misc]
-
-    def initialize_weights(self) -> None:
-        """As Transformers' own, where a part of the model that is none of our classes (T5's stacks) has patched layers too."""
-        with initializing_in_stock_models(self):  # type: ignore[arg-type]
-            super().initialize_weights()  # type: ignore[misc]
-
     @classmethod
     def is_custom_code(cls) -> bool:
         """As the stock class: custom code is not relied on to leave what was loaded alone, and so modules are passed over."""
         return cls.__mro__[cls.__mro__.index(SynthesizerModelMixin) + 1].is_custom_code()  # type: ignore[attr-defined]
 
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model.
+        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model; to the model
+        # itself at the end.
+        if module is self and not getattr(self, LOADED, False):
+            initialize_layers(self)  # type: ignore[arg-type]
         if not isinstance(module, Guard):
             super()._initialize_weights(module)  # type: ignore[misc]
         elif getattr(module.weight, "_is_hf_initialized", False):

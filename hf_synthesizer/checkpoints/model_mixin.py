@@ -116,13 +116,19 @@ class SynthesizerModelMixin:
         state_dict: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """As Transformers' own; with the shim for `trust_remote_code`, and a card."""
+        """As Transformers' own; with the shim for `trust_remote_code`, and a card.
+
+        Raises:
+            UnsupportedModelError: for weights that were quantized in memory, and for layers that no config describes.
+        """
+        from ..patching.dropped import describe_what_is_there
         from .auto import auto_map
         from .matching import pushing, require_own_tensors, require_plain_tensors
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
+        describe_what_is_there(self)  # type: ignore[arg-type]
         state_dict = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
         require_plain_tensors(self, state_dict)  # type: ignore[arg-type]
         require_own_tensors(self)  # type: ignore[arg-type]

@@ -101,7 +101,7 @@ def build_layer(
             f"The forward of {stock.__name__} in transformers {transformers.__version__} uses names that it did not when this "
             f"checkpoint was saved (by transformers {by}). Its layers are served as they were, by a forward of their own."
         )
-    layer.__dict__["served"] = served
+    layer.__dict__.update(served=served, slot=(slot.name, slot.index))  # where it was: layers may be dropped later
     return layer
 
 

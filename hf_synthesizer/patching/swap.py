@@ -165,8 +165,11 @@ def _unpatch(model: PreTrainedModel) -> None:
             len(changed),
             changed[0],
         )
-    for name, stock in undo.modules.items():
-        twin = model.get_submodule(name)
+    twins = [(name, module) for name, module in model.named_modules() if isinstance(module, SynthesizerMixin)]
+    for name, twin in twins:
+        stock = undo.modules.get(twin.__dict__.get("slot", (name,))[0])
+        if stock is None:  # put there since
+            continue
         example = next((t for t in (*twin.parameters(), *twin.buffers()) if t.is_floating_point()), None)
         if example is not None:  # a quantized layer may have none
             stock.to(device=example.device, dtype=example.dtype)

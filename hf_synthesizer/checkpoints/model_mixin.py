@@ -39,7 +39,7 @@ class SynthesizerModelMixin:
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model; to the model
         # itself at the end.
-        if module is self and not getattr(self, LOADED, False):
+        if module is self and not getattr(self, LOADED, False):  # type: ignore[comparison-overlap]
             initialize_layers(self)  # type: ignore[arg-type]
         if not isinstance(module, Guard):
             super()._initialize_weights(module)  # type: ignore[misc]

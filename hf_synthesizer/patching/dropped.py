@@ -14,6 +14,7 @@ from ..checkpoints.guard import Guard
 from ..errors import SynthesizerError, UnsupportedModelError
 from ..faces.mixin import SynthesizerMixin
 from .description import plan_to_json
+from .served import PLACE
 from .slots import Slot, find_slots
 
 COUNTS = (
@@ -92,14 +93,11 @@ def _candidates(
 
 
 def _shorten_lists(config: PreTrainedConfig, depth: int, slots: list[Slot]) -> None:
-    """Keep those entries of lists with one for each layer that belong to the layers that are there."""
-    places = [slot.module.__dict__.get("slot", (None, None))[1] for slot in slots]
+    """Keep those entries of a list with one for each layer (`layer_types`) that belong to the layers that are there."""
+    places = [slot.module.__dict__[PLACE][1] for slot in slots if PLACE in slot.module.__dict__]
     for name, value in config.__dict__.items():
         if name.endswith("layer_types") and isinstance(value, list) and len(value) == depth:
-            if len(set(value)) == 1:
-                config.__dict__[name] = value[: len(slots)]
-            elif None not in places:
-                config.__dict__[name] = [value[place] for place in places]  # type: ignore[index]
+            config.__dict__[name] = [value[place] for place in places]
 
 
 def _builds(model: PreTrainedModel, config: PreTrainedConfig) -> bool:

@@ -26,6 +26,8 @@ from .slots import Slot
 logger = logging.get_logger(__name__)
 
 FORWARDS = ("own", "stock")
+PLACE = "_place_at_patch"
+"""An attribute of the attention layers in a patched model: name and index of the layer when it was patched; some may be dropped later."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def build_layer(
             f"The forward of {stock.__name__} in transformers {transformers.__version__} uses names that it did not when this "
             f"checkpoint was saved (by transformers {by}). Its layers are served as they were, by a forward of their own."
         )
-    layer.__dict__.update(served=served, slot=(slot.name, slot.index))  # where it was: layers may be dropped later
+    layer.__dict__["served"] = served
     return layer
 
 

@@ -9,7 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel, BertConfig, BertPreTrainedModel, PreTrainedModel
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertPreTrainedModel,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    PreTrainedModel,
+)
 
 from hf_synthesizer import SynthesizerConfig, list_variants, patch_model
 from hf_synthesizer.checkpoints.guard import Guard
@@ -127,3 +134,22 @@ def test_guards_of_a_model_without_memory() -> None:
     guards = [module for module in from_nothing(model).modules() if isinstance(module, Guard)]
     own = [module for module in model.modules() if isinstance(module, Guard)]
     assert [int(guard.weight) for guard in guards] == [int(guard.weight) for guard in own]
+
+
+def test_a_patched_part_of_a_composite_model_without_memory() -> None:
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(
+        patch_model(build("T5Model"), "random+dot_product").config,
+        patch_model(build("BertLMHeadModel"), "dense").config,
+    )
+    usual = EncoderDecoderModel(config)
+    with torch.device("meta"):
+        model = EncoderDecoderModel(config)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan"))
+    model.init_weights()
+    for name, tensor in usual.state_dict().items():
+        found = model.state_dict()[name].double()
+        assert found.isfinite().all(), name
+        if tensor.numel() > 100:
+            assert 0.6 < found.std() / tensor.double().std() < 1.7, name

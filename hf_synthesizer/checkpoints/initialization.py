@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.initialization import guard_torch_init_functions
 
 from ..faces.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
@@ -16,46 +13,36 @@ from ..synthesizers.base import LOADED
 from .guard import Guard
 
 
-def initialize_layer(layer: SynthesizerMixin, initialize_stock: Callable[[nn.Module], None]) -> None:
-    """Give a layer's tensors the values that they begin with; those that were loaded stay.
+def initialize_layers(model: PreTrainedModel) -> None:
+    """Give the tensors of a model's patched layers the values that they begin with; those that were loaded stay.
 
-    Args:
-        layer: the patched layer. What is in it is initialised already, as Transformers does with modules of its kind.
-        initialize_stock: what Transformers does with the stock layer. It expects all of the stock projections, and in a patched layer
-            some are gone, have moved or are cut into parts: each part is initialised as the projection that it was.
+    Layers in stock models inside the model are among them (T5's stacks), and those in patched ones are not: they come with theirs.
+    """
+    from .model_mixin import SynthesizerModelMixin
+
+    for layer, owner in list(_layers(model, model)):
+        if owner is model:
+            _initialize(layer, owner)
+        elif not isinstance(owner, SynthesizerModelMixin):
+            _initialize(layer, owner)
+            for guard in layer.children():
+                if isinstance(guard, Guard):
+                    model._initialize_weights(guard)
+
+
+def _initialize(layer: SynthesizerMixin, owner: PreTrainedModel) -> None:
+    """The stock initialisation expects all of the stock projections, and in a patched layer some are gone, have moved or are
+    cut into parts: each part is initialised as the projection that it was.
     """
     if isinstance(layer.synthesizer, Synthesizer):  # a fused layer has something else there
         layer.synthesizer.reset_parameters()
-    # Some layers have buffers that no checkpoint holds, which nobody else fills in (GPT-Neo's windows).
+    # Some layers have buffers that no checkpoint holds, which nobody else fills in (Falcon H1's).
     if layer._non_persistent_buffers_set or not all(getattr(tensor, LOADED, False) for tensor in layer.parameters()):
         for projections in _stock_projections(layer):
             stock = layer.stock_class.__new__(layer.stock_class)
             stock.__dict__.update(layer.__dict__)
             stock.__dict__["_modules"] = {**layer._modules, **projections}
-            initialize_stock(stock)
-
-
-@contextmanager
-def initializing_in_stock_models(model: PreTrainedModel) -> Iterator[None]:
-    """Around Transformers' visit to all modules: it leaves out the patched layers in stock models inside the model, whose own
-    initialisation doesn't know them, and they are initialised afterwards.
-    """
-    from .model_mixin import SynthesizerModelMixin
-
-    waiting = [
-        (layer, owner)
-        for layer, owner in _layers(model, model)
-        if not isinstance(owner, SynthesizerModelMixin) and not getattr(layer, LOADED, False)
-    ]
-    for layer, _ in waiting:
-        layer.__dict__[LOADED] = True
-    yield
-    with torch.no_grad(), guard_torch_init_functions():
-        for layer, owner in waiting:
-            initialize_layer(layer, owner._init_weights)
-            for guard in layer.children():
-                if isinstance(guard, Guard):
-                    model._initialize_weights(guard)
+            owner._init_weights(stock)
 
 
 def _layers(module: nn.Module, owner: PreTrainedModel) -> Iterator[tuple[SynthesizerMixin, PreTrainedModel]]:

@@ -13,9 +13,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
-from ..faces.mixin import SINCE_THEN, SynthesizerMixin
+from ..faces.mixin import SINCE_THEN
+from ..synthesizers.base import LOADED
 from .guard import Guard
-from .initialization import initialize_layer, initializing_in_stock_models
+from .initialization import initialize_layers
 
 _BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
 """The config of the patched model whose `__init__` runs now."""
@@ -42,19 +43,11 @@ class SynthesizerModelMixin:
         missing = self._keys_to_ignore_on_load_missing or ()  # type: ignore[has-type]
         self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, SynthesizerMixin):
-            initialize_layer(module, self._init_weights)
-        else:
-            super()._init_weights(module)  # type: ignore[misc]
-
-    def initialize_weights(self) -> None:
-        """As Transformers' own, where a part of the model that is none of our classes (T5's stacks) has patched layers too."""
-        with initializing_in_stock_models(self):  # type: ignore[arg-type]
-            super().initialize_weights()  # type: ignore[misc]
-
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model.
+        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model; to the model
+        # itself at the end.
+        if module is self and not getattr(self, LOADED, False):  # type: ignore[comparison-overlap]
+            initialize_layers(self)  # type: ignore[arg-type]
         if not isinstance(module, Guard):
             super()._initialize_weights(module)  # type: ignore[misc]
         elif getattr(module.weight, "_is_hf_initialized", False):
@@ -146,7 +139,12 @@ class SynthesizerModelMixin:
         state_dict: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """As Transformers' own; with the shim for `trust_remote_code`, and a card."""
+        """As Transformers' own; with the shim for `trust_remote_code`, and a card.
+
+        Raises:
+            UnsupportedModelError: for weights that were quantized in memory, and for layers that no config describes.
+        """
+        from ..patching.dropped import describe_what_is_there
         from .auto import auto_map
         from .conversions import stock_names
         from .matching import pushing, require_plain_tensors
@@ -154,6 +152,7 @@ class SynthesizerModelMixin:
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
+        describe_what_is_there(self)  # type: ignore[arg-type]
         state_dict = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
         require_plain_tensors(self, state_dict)  # type: ignore[arg-type]
         repo_id = kwargs.get("repo_id", Path(save_directory).name) if kwargs.get("push_to_hub") else None

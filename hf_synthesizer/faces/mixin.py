@@ -132,9 +132,10 @@ class SynthesizerMixin(nn.Module):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
         twin.__dict__["whole"] = whole
         twin.replace_projections(config, example)
-        if getattr(twin, LOADED, False):  # as the stock layer is: a model around it must not start our parts afresh
-            for part in twin.modules():
-                part.__dict__[LOADED] = True
+        for part in twin.modules() if getattr(stock, LOADED, False) else (twin,):
+            # A model around the layer must not start its parts afresh, no more than the stock layer's; and in the layer itself it would
+            # look for queries and keys (`checkpoints/initialization.py` does that instead).
+            part.__dict__[LOADED] = True
         return twin
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

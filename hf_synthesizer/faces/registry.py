@@ -85,8 +85,11 @@ def family_of(model: Any) -> Family:
         if isinstance(inner, PreTrainedModel) and inner is not model:
             base = f"model.{model.base_model_prefix}"
             hint = (
-                f" Patch its base model instead: patch_model({base}, …), then model.config = {base}.config, so that it is "
-                f"saved as a patched one (docs/checkpoints.md, 'As a part of a larger model')."
+                f" Patch its base model instead: patch_model({base}, …), then `model.config = {base}.config`, so that it is "
+                f"saved as a patched one. To load it again, {type(model).__name__} has to build the base that its config describes, "
+                f"in its __init__: `self.{model.base_model_prefix} = AutoModel.from_config(config)`; then "
+                f"`{type(model).__name__}.from_pretrained(folder, config=AutoConfig.from_pretrained(folder))` loads it "
+                f"(docs/checkpoints.md, 'As a part of a larger model')."
             )
         else:
             hint = (

@@ -35,17 +35,23 @@ class Description:
 
 
 def plan_to_json(
-    plan: Plan, slots: list[Slot], served: Mapping[str, Served], base_model: str | None = None
+    plan: Plan,
+    slots: list[Slot],
+    served: Mapping[str, Served],
+    base_model: str | None = None,
+    others: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """For `config.json`: the distinct configurations, and for each stack which layer has which (null: stock; a list: groups of
     heads); and likewise the distinct ways in which layers are served.
 
-    `base_model` is the Hub's name of the model that was patched; left out if None.
+    `base_model` is the Hub's name of the model that was patched; left out if None. `others` is a description whose stacks stay as
+    they are, where the slots have none of them.
     """
-    configs: list[dict[str, Any]] = []
-    forwards: list[dict[str, Any]] = []
-    layers: Rows = {}
-    served_by: Rows = {}
+    kept = {"configs": [], "forwards": [], "layers": {}, "served_by": {}, **(others or {})}
+    configs: list[dict[str, Any]] = list(kept["configs"])
+    forwards: list[dict[str, Any]] = list(kept["forwards"])
+    present = {slot.stack for slot in slots}
+    layers, served_by = ({k: row for k, row in kept[n].items() if k not in present} for n in ("layers", "served_by"))
     for slot in slots:
         row, forward_row = layers.setdefault(slot.stack, []), served_by.setdefault(slot.stack, [])
         if slot.label not in plan:

@@ -16,6 +16,9 @@ from .slots import Slot
 
 logger = logging.get_logger(__name__)
 
+LARGE = 10**9
+"""Bytes of position tables which nobody is asked about, however small the model is."""
+
 
 def with_lengths(
     slots: list[Slot], plan: dict[str, LayerConfig], model: nn.Module, model_config: PreTrainedConfig
@@ -26,29 +29,46 @@ def with_lengths(
 
     Raises:
         InvalidConfigError: for a model that names no longest sequence, and where the position tables for it would be larger
-            than the whole model.
+            than the whole model, and larger than `LARGE`.
     """
-    filled, numbers = {}, 0
+    filled: dict[str, LayerConfig] = {}
+    unnamed: list[tuple[nn.Module, LayerConfig, int]] = []
     longest: tuple[int, str] = (0, "")
     for slot in slots:
         if slot.label not in plan:
             continue
         config, layer_config = plan[slot.label], config_of(slot, model_config)
         if config.max_length is None:
-            config = config.for_length(longest_sequence(layer_config, slot.stack))
-            numbers += _numbers(slot.module, config)
-            longest = max(longest, (config.max_length or 0, type(layer_config).__name__))
+            own = longest_sequence(layer_config, slot.stack)
+            unnamed.append((slot.module, config, own))
+            config = config.for_length(own)
+            longest = max(longest, (own, type(layer_config).__name__))
         else:
             _warn_beyond(config.max_length, known_length(layer_config, slot.stack), type(layer_config).__name__)
         filled[slot.label] = config
-    size = _size(model)
-    if numbers > size:
-        raise InvalidConfigError(
-            f"{longest[1]} allows sequences of {longest[0]:,} positions. Position tables for so many would hold "
-            f"{numbers:,} numbers, and the whole model has {size:,} weights. Say how long your sequences are: "
-            f"patch_model(model, …, max_length=2048)."
-        )
+    _require_affordable(model, unnamed, *longest)
     return filled
+
+
+def _require_affordable(
+    model: nn.Module, layers: list[tuple[nn.Module, LayerConfig, int]], longest: int, name: str
+) -> None:
+    """Raise `InvalidConfigError` where tables for each layer's longest sequence are too large, with a length for which they are not."""
+
+    def count(length: int) -> int:
+        return sum(_numbers(module, config.for_length(min(length, own))) for module, config, own in layers)
+
+    width = next((parameter.element_size() for parameter in model.parameters() if parameter.is_floating_point()), 4)
+    size = _size(model)
+    numbers, allowed = count(longest), max(size, LARGE // width)
+    if numbers > allowed:
+        powers = (2**power for power in range(longest.bit_length() - 1, 0, -1))
+        length = next((length for length in powers if length < longest and count(length) <= allowed), 1)
+        raise InvalidConfigError(
+            f"{name} allows sequences of {longest:,} positions. Position tables for so many would hold {numbers:,} numbers "
+            f"({numbers * width / 1e9:.1f} GB), and the whole model has {size:,} weights. Say how long your sequences are: "
+            f"patch_model(model, …, max_length={length})."
+        )
 
 
 def config_of(slot: Slot, model_config: PreTrainedConfig) -> PreTrainedConfig:

@@ -26,6 +26,8 @@ from .slots import Slot
 logger = logging.get_logger(__name__)
 
 FORWARDS = ("own", "stock")
+PLACE = "_place_at_patch"
+"""An attribute of the attention layers in a patched model: name and index of the layer when it was patched; some may be dropped later."""
 
 
 @dataclass(frozen=True)

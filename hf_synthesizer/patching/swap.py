@@ -29,7 +29,7 @@ from .longest import with_lengths
 from .own_config import OwnConfig, replace_configs
 from .plan import Layers, Plan, Spec, make_plan, with_heads
 from .sentences import lengthen_texts, model_of_sentences, shorten_texts
-from .served import Served, build_layer
+from .served import PLACE, Served, build_layer
 from .slots import Slot, find_slots
 
 logger = logging.get_logger(__name__)
@@ -168,13 +168,18 @@ def _unpatch(model: PreTrainedModel) -> None:
             len(changed),
             changed[0],
         )
-    for name, stock in undo.modules.items():
-        twin = model.get_submodule(name)
+    twins = [(name, module) for name, module in model.named_modules() if isinstance(module, SynthesizerMixin)]
+    for name, twin in twins:
+        stock = undo.modules.get(twin.__dict__.get(PLACE, (name,))[0])
+        if stock is None:  # put there since
+            continue
         example = next((t for t in (*twin.parameters(), *twin.buffers()) if t.is_floating_point()), None)
         if example is not None:  # a quantized layer may have none
             stock.to(device=example.device, dtype=example.dtype)
         stock.train(twin.training)
         model.set_submodule(name, stock)
+    for module in model.modules():
+        module.__dict__.pop(PLACE, None)
     back = []
     for name, config in undo.configs.items():
         current = cast(PreTrainedModel, model.get_submodule(name)).config
@@ -260,6 +265,8 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, saved: dict[
     for name, twin in twins.items():
         undo.modules[name] = model.get_submodule(name)
         model.set_submodule(name, twin)
+    for slot in slots:
+        model.get_submodule(slot.name).__dict__[PLACE] = (slot.name, slot.index)
     if undo.configs:
         undo.weights = sample_weights(model)
     replace_configs(model, [pair for config in undo.configs.values() for pair in config.pairs()])

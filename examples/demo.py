@@ -22,6 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hf_synthesizer.cli.console import hide_progress_bars, watched
+
+if __name__ == "__main__" and not watched():
+    hide_progress_bars()  # before the libraries are imported that draw them: a log file is no place for them
+
 import snippets
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed

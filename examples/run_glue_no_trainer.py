@@ -188,7 +188,7 @@ def train(
     done = load_checkpoint(accelerator, loop, steps_an_epoch)
     rows = loop.per_device_train_batch_size * loop.gradient_accumulation_steps
     accelerator.print(f"{total} steps of {rows} rows in each of {accelerator.num_processes} processes")
-    bar = tqdm(total=total, initial=done, disable=not accelerator.is_local_main_process)
+    bar = tqdm(total=total, initial=done, disable=None if accelerator.is_local_main_process else True)
     metrics: dict[str, float] = {}
     for epoch in range(done // steps_an_epoch, epochs):
         model.train()

@@ -23,8 +23,12 @@ def test_a_request_that_is_too_long_for_a_static_cache_leaves_the_next_one_alone
     randomize_synthesizers(model)
     ids, keep = torch.randint(2, 64, (3, 5)), mask(3, 5, "left")
     expected = [generate(model, ids, do_sample=False, use_cache=False, attention_mask=m) for m in (None, keep)]
+    model.generation_config.max_length = (
+        23  # the model's own setting, which no caller asks for, is not refused at the start
+    )
     with pytest.raises(SequenceTooLongError, match="N = max_length = 14"):
-        model.generate(ids, max_new_tokens=18, min_new_tokens=18, cache_implementation="static", pad_token_id=0)
+        model.generate(ids, min_new_tokens=18, cache_implementation="static", pad_token_id=0)
+    model.generation_config.max_length = None
     for attention_mask, tokens in zip((None, keep), expected, strict=True):
         made = generate(model, ids, do_sample=False, cache_implementation="static", attention_mask=attention_mask)
         assert model._previous_max_cache_length > 14

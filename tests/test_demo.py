@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -27,6 +30,21 @@ def model_dir(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     BertModel(bert_config(vocab_size=len(vocabulary))).save_pretrained(folder)
     return folder
+
+
+def test_the_demo_draws_no_progress_bars_into_a_log_file(model_dir: Path, tmp_path: Path) -> None:
+    rows = [{"sentence": sentence, "label": number % 2} for number, sentence in enumerate(demo.SENTENCES * 2)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = subprocess.run(
+        [sys.executable, demo.__file__, "--quick", f"--model={model_dir}", f"--train_file={path}", f"--validation_file={path}",
+         f"--output_dir={tmp_path / 'out'}", "--max_length=24", "--variants=random"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "%|" not in done.stdout + done.stderr and "\r" not in done.stderr
 
 
 def test_the_demo_trains_saves_reloads_and_predicts(

@@ -19,6 +19,7 @@ from hf_synthesizer import InvalidConfigError
 from hf_synthesizer.glue import data as glue_data
 from hf_synthesizer.glue.data import DataArguments, load_data, tokenize
 from hf_synthesizer.glue.tasks import get_task
+from hf_synthesizer.tasks.training import parse
 from tests.glue_rows import EXAMPLES, GOOD, write_rows
 
 run_glue = importlib.import_module("run_glue")
@@ -62,6 +63,14 @@ def test_trainer_example(name: str, model_dir: Path, glue_dir: Path, tmp_path: P
     assert lines[0] == "index\tprediction" and len(lines) == 6
     if task.labels:
         assert {line.partition("\t")[2] for line in lines[1:]} <= set(task.labels)
+
+
+@pytest.mark.parametrize("flag", ["--task", "--task_name", "--task-name"])
+def test_a_task_is_named_by_either_flag(flag: str) -> None:
+    [data] = parse((DataArguments,), [f"{flag}=mrpc"])
+    assert data.task_name == "mrpc"
+    with pytest.raises(InvalidConfigError, match="There is no --task_n; did you mean --task"):
+        parse((DataArguments,), ["--task_n=mrpc"])
 
 
 @pytest.mark.parametrize("name", ["stsb", "copa"])

@@ -19,6 +19,7 @@ from hf_synthesizer import (
     suggest_heads,
     transfer_attention,
 )
+from hf_synthesizer.transfer import suggest
 from hf_synthesizer.transfer.distill import answers_of
 from hf_synthesizer.transfer.head_gates import gated
 from hf_synthesizer.transfer.observe import observing, pair_layers
@@ -173,6 +174,23 @@ def test_a_variant_without_a_closed_form_is_trained_first() -> None:
     teacher, batches = sharp(HEADS["bert"]), loader(HEADS["bert"])
     suggestion = suggest_heads(teacher, batches, "sparse_strided", budget=1, steps=2, progress=False)
     assert sum(map(len, suggestion.heads.values())) == 1
+
+
+def test_a_training_before_the_measurement_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes is measured by a step that changes nothing that follows."""
+    said: list[str] = []
+    monkeypatch.setattr(suggest.logger, "warning", lambda message, *values: said.append(message % values))
+    texts: Any = [inputs for batch in loader(HEADS["bert"]) for inputs in [batch]]
+    found = []
+    for announced in (20, 10**9):
+        monkeypatch.setattr(suggest, "ANNOUNCED", announced)
+        torch.manual_seed(0)
+        order = torch.utils.data.DataLoader(
+            texts, batch_size=None, shuffle=True, generator=torch.Generator().manual_seed(1)
+        )
+        found.append(suggest_heads(sharp(HEADS["bert"]), order, "sparse_strided", 1, steps=20, progress=False).costs)
+    assert found[0] == found[1] and len(said) == 1
+    assert "trained for 20 steps, which takes about" in said[0] and "seconds here" in said[0]
 
 
 def test_swaps_together_are_measured_with_the_same_gates() -> None:

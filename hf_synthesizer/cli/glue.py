@@ -17,7 +17,9 @@ from .patching import Output
 
 TaskName = Annotated[
     str | None,
-    typer.Option("--task", help="A task of GLUE or SuperGLUE, such as mrpc or boolq; not needed for own files."),
+    typer.Option(
+        "--task", "--task-name", help="A task of GLUE or SuperGLUE, such as mrpc or boolq; not needed for own files."
+    ),
 ]
 GlueDir = Annotated[
     Path | None, typer.Option(help="A folder with TASK/train.jsonl and so on, instead of the Hub.", file_okay=False)

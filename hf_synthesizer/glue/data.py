@@ -30,7 +30,7 @@ class DataArguments:
     """Which rows, and how long."""
 
     task_name: str | None = field(
-        default=None, metadata={"help": "A task of GLUE or SuperGLUE, such as mrpc or boolq."}
+        default=None, metadata={"help": "A task of GLUE or SuperGLUE, such as mrpc or boolq.", "aliases": ["--task"]}
     )
     glue_dir: str | None = field(
         default=None,

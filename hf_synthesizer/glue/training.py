@@ -73,7 +73,7 @@ def finetune(
     )
     scheduler = get_linear_schedule_with_warmup(optimizer, int(0.06 * total), total)
     model.train()
-    with tqdm(total=total, desc=description, disable=not progress) as bar:
+    with tqdm(total=total, desc=description, disable=None if progress else True) as bar:
         for _ in range(epochs):
             for batch in batches:
                 with autocast(model):

@@ -33,9 +33,10 @@ def plot_suggestion(suggestion: Suggestion | HeadSuggestion | Mapping[str, Any])
     """
     if isinstance(suggestion, HeadSuggestion):
         return plot_heads(suggestion)
-    if isinstance(suggestion, Mapping) and not isinstance(suggestion, Suggestion) and "heads" in suggestion:
-        return plot_heads(HeadSuggestion.from_dict(suggestion))
-    found = suggestion if isinstance(suggestion, Suggestion) else Suggestion.from_dict(suggestion)
+    given: Any = suggestion
+    if isinstance(given, Mapping) and not isinstance(given, Suggestion) and "heads" in given:
+        return plot_heads(HeadSuggestion.from_dict(given))
+    found = given if isinstance(given, Suggestion) else Suggestion.from_dict(given)
     if not found.costs:
         raise InvalidConfigError("This suggestion holds no measured costs: take the one that suggest_layers returned.")
     labels = sorted(found.costs, key=lambda label: found.total.get(label, float("inf")))

@@ -53,7 +53,8 @@ def parse(classes: tuple[Any, ...], argv: list[str]) -> tuple[Any, ...]:
     Raises:
         InvalidConfigError: for a flag that there is not, and a value that it cannot have.
     """
-    parser = _Parser(classes)
+    # Each flag with an underscore has a twin with a hyphen: the beginning of one would be that of two.
+    parser = _Parser(classes, allow_abbrev=False)
     if len(argv) == 1 and argv[0].endswith(".json"):
         return parser.parse_json_file(json_file=os.path.abspath(argv[0]))
     *found, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)

@@ -75,8 +75,8 @@ def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches
         for label, call in ((label, call) for label, calls in found.items() for call in calls):
             if _is_padded_on_the_left(call):
                 raise InvalidConfigError(
-                    "A batch is padded on the left, so that no place of it is a position. Set tokenizer.padding_side = "
-                    "'right' for the transfer."
+                    "A batch is padded on the left, so that the columns of the batch are not the positions of the tokens. Set "
+                    "tokenizer.padding_side = 'right' for the transfer."
                 )
             if label in weights:
                 weights[label].add(call)

@@ -149,8 +149,8 @@ def write_first_order(learner: Learner, means: MeanStates, scales: Sequence[Scal
     """Give the dense part and `salience` their terms times each head's scale; what salience says of each position on the
     mean, (h, 1, N), or None.
 
-    The hidden units of a dense part are the queries, lifted above relu's corner: `W1 = Wq`, `W2[h, :, j] = s · k̄_j`, and `b2`
-    takes the lift out again.
+    The hidden units of a dense part are the queries, with a bias so large that relu cuts almost nothing off: `W1 = Wq`,
+    `W2[h, :, j] = s · k̄_j`, and `b2` subtracts what the bias added.
     """
     heads = learner.heads
     terms = torch.tensor([scale.terms for scale in scales], dtype=torch.float64).unsqueeze(-1)  # (h, 1)

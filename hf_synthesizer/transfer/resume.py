@@ -52,15 +52,21 @@ class EndlessBatches:
         self.taken += 1
         return batch
 
+    def rewind(self) -> None:
+        """Put the generators back to where they stood before the batches that this walk has drawn from the dataloader."""
+        torch.set_rng_state(self.start["global"])
+        if isinstance(self.generator, torch.Generator) and "own" in self.start:
+            self.generator.set_state(self.start["own"])
+        self.iterator = None
+
     def state_dict(self) -> dict[str, Any]:
         """Where the walk stands."""
         return {"taken": self.taken, "start": self.start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where another walk stood."""
-        torch.set_rng_state(state["start"]["global"])
-        if isinstance(self.generator, torch.Generator) and "own" in state["start"]:
-            self.generator.set_state(state["start"]["own"])
+        self.start = state["start"]
+        self.rewind()
         self._begin()
         for _ in range(state["taken"]):
             next(self)

@@ -86,7 +86,7 @@ def transfer_attention(
         checkpoint_dir: where the state is saved every `save_steps` steps. A call with the same settings goes on from
             there, and one that finds a finished transfer only loads it.
         save_steps: see above.
-        progress: whether a progress bar is shown.
+        progress: whether a progress bar is shown, where somebody sees it and no log file takes it.
 
     Raises:
         NotPatchedError, UnsupportedModelError: for a model and a teacher that do not fit.
@@ -218,7 +218,9 @@ class _Transfer:
         """Step 1, where there is a closed form."""
         if not batches:
             return
-        text = tqdm(itertools.islice(self.batches.dataloader, batches), "mean weights", disable=not self.progress)
+        text = tqdm(
+            itertools.islice(self.batches.dataloader, batches), "mean weights", disable=None if self.progress else True
+        )
         with observing(*self.answering, backend="eager"), self.autocast():
             write_closed_forms(self.teacher, self.pairs, text)
 
@@ -235,7 +237,7 @@ class _Transfer:
             optimizer.load_state_dict(state["optimizer"])
             scheduler.load_state_dict(state["scheduler"])
         frozen = _freeze_all_but(self.model, trained)
-        bar = tqdm(total=stage.steps, initial=state["step"], desc=stage.name, disable=not self.progress)
+        bar = tqdm(total=stage.steps, initial=state["step"], desc=stage.name, disable=None if self.progress else True)
         try:
             with observing(*self.answering, backend=stage.backend):
                 for step in range(state["step"], stage.steps):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -22,9 +23,10 @@ from ..patching.sentences import model_in
 from ..patching.slots import find_slots
 from ..patching.swap import patch_model
 from .closed_forms import has_closed_form
-from .distill import answers_of, relative_error, states_of
+from .distill import answers_of, relative_error, states_of, weight_losses
 from .head_gates import HeadGates, gated
 from .observe import Batch, LayerPair, observing, on_device, pair_layers
+from .resume import EndlessBatches
 from .run import transfer_attention
 from .suggestion import Budget, HeadSuggestion, Suggestion, budgets_of, count_of
 
@@ -34,6 +36,8 @@ LastStates = tuple[torch.Tensor, torch.Tensor | None]
 """The last hidden states of a stack, and which of their places are tokens."""
 STEPS = 150
 """Of stage 1, for a variant without a closed form."""
+ANNOUNCED = 20
+"""From how many steps on a suggestion says beforehand how long they take."""
 PROBES = 8
 """How many directions of the answers are looked into, at most."""
 
@@ -64,7 +68,7 @@ def suggest_layers(
         steps: training steps of the logits.
         batches: how many batches each swap is measured on.
         autocast: for instance `torch.bfloat16`.
-        progress: whether a progress bar is shown.
+        progress: whether a progress bar is shown, where somebody sees it and no log file takes it.
         **options: as for `patch_model`, such as `max_length`.
 
     Raises:
@@ -138,7 +142,7 @@ def suggest_heads(
         steps: training steps of the logits; by default 150 where the variant has no closed form, else none.
         batches: how many batches the costs are measured on.
         autocast: for instance `torch.bfloat16`.
-        progress: whether a progress bar is shown.
+        progress: whether a progress bar is shown, where somebody sees it and no log file takes it.
         **options: as for `patch_model`, such as `max_length`.
 
     Raises:
@@ -283,8 +287,40 @@ def _taught(
     student = patch_model(copy.deepcopy(teacher), variant, **options)
     if steps is None:
         steps = 0 if all(map(has_closed_form, pair_layers(student, teacher))) else STEPS
+    if steps >= ANNOUNCED:
+        _announce(student, teacher, dataloader, steps, autocast)
     transfer_attention(student, teacher, dataloader, steps=(steps, 0), autocast=autocast, progress=progress)
     return pair_layers(student, teacher)
+
+
+def _announce(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    dataloader: Iterable[Batch],
+    steps: int,
+    autocast: torch.dtype | None,
+) -> None:
+    """Say how long the steps will take, by one of them; the batches that follow are those that would have come anyway."""
+    batches = EndlessBatches(dataloader)
+    started, batch = time.perf_counter(), next(batches, None)
+    if batch is None:
+        return
+    with (
+        observing(student, teacher, backend="eager"),
+        torch.autocast(teacher.device.type, autocast, autocast is not None),
+    ):
+        for _, loss in weight_losses(teacher, pair_layers(student, teacher), batch):
+            if loss.requires_grad:
+                loss.backward()
+    student.zero_grad(set_to_none=True)
+    seconds = steps * (time.perf_counter() - started)
+    batches.rewind()
+    logger.warning(
+        "Before anything is measured the synthesized logits are trained for %d steps, which takes about %s here. Say steps=… for "
+        "fewer: the costs are then less sure.",
+        steps,
+        f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds",
+    )
 
 
 def _cost_of(

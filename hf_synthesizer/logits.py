@@ -14,7 +14,7 @@ import torch
 
 from .errors import UnsupportedModelError
 from .masks import AttentionMask
-from .positions import Positions, span
+from .positions import Positions, rows_in, span
 
 if TYPE_CHECKING:
     from .choices import Choice
@@ -218,8 +218,9 @@ def place_columns(inner: torch.Tensor, outer: torch.Tensor, key: torch.Tensor) -
 
 
 def _gathered(rows: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    columns = key[:, None, None, :].expand(max(len(rows), len(key)), *rows.shape[1:-1], -1)
-    return rows.expand(len(columns), -1, -1, -1).gather(-1, columns)
+    batch = rows_in(rows, key)
+    columns = key[:, None, None, :].expand(batch, *rows.shape[1:-1], -1)
+    return rows.expand(batch, -1, -1, -1).gather(-1, columns)
 
 
 class KeyBias(Logits):
@@ -302,7 +303,7 @@ class Grouped(Logits):
 
     def materialize(self) -> torch.Tensor:
         tables = [group.materialize() for group in self.logits]
-        batch = max(len(table) for table in tables)
+        batch = rows_in(*tables)
         dtype = tables[0].dtype
         for table in tables[1:]:
             dtype = torch.promote_types(dtype, table.dtype)

@@ -28,6 +28,14 @@ def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tenso
     return tensor.narrow(dim, start, length)
 
 
+def rows_in(*tensors: torch.Tensor) -> int:
+    """How many rows a batch has of which each of the tensors (B or 1, …) has its own row or one for all.
+
+    `len` would do, but for a graph with a dynamic batch it is the number of rows of the example.
+    """
+    return next((tensor.shape[0] for tensor in tensors if tensor.shape[0] != 1), 1)
+
+
 def exporting() -> bool:
     """Whether torch.export or torch.jit is tracing; where torch is too old to tell, whether anything is."""
     return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
@@ -238,7 +246,7 @@ def _cached_keys(
         return slots - start + position_ids[:, :1]
     keep = AttentionMask.from_tensor(mask).keep.any(2).any(1)  # type: ignore[union-attr]  # (B or 1, Lk)
     new = (keep & (slots >= start)).int().argmax(-1, keepdim=True).clamp(min=start) - start  # a row's first new token
-    position = position_ids.expand(max(len(position_ids), len(new)), -1).gather(1, new)
+    position = position_ids.expand(rows_in(position_ids, new), -1).gather(1, new)
     cached = keep & (slots < start)
     counted = position - cached.flip(-1).cumsum(-1).flip(-1)  # of visible keys
     all_count = new + start + dropped == position

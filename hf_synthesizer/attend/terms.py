@@ -166,7 +166,7 @@ class Terms:
                 keys.append(term.keys.expand(heads, -1, -1)[None])
         if not queries:
             return None, None
-        shared = all(len(key) == 1 for key in keys)
+        shared = all(key.shape[0] == 1 for key in keys)
         queries = [query.to(value.dtype).expand(batch, -1, -1, -1) for query in queries]
         keys = [key.to(value.dtype).expand(1 if shared else batch, -1, -1, -1) for key in keys]
         return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, -1), torch.cat(keys, -1))

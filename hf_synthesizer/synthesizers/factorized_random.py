@@ -40,4 +40,4 @@ class FactorizedRandomSynthesizer(Synthesizer):
         query, key = (factor.expand(*factor.shape[:-3], self.num_heads, -1, -1) for factor in (query, key))
         if not positions.per_row:
             return Static(query, key)
-        return LowRank(query.expand(len(hidden_states), -1, -1, -1), key)
+        return LowRank(query.expand(hidden_states.shape[0], -1, -1, -1), key)

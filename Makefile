@@ -20,7 +20,7 @@ TRITON_INSTALLED := $(VENV)/.triton-installed
 PAGE_INSTALLED := $(VENV)/.page-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-kernels test-page coverage docs lint format types wheel sdist clean
+.PHONY: help install demo test test-kernels test-page test-install coverage docs lint format types wheel sdist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ test-page: $(PAGE_INSTALLED) ## run the page of attention in a browser; needs ch
 		echo "CHROMIUM and CHROMEDRIVER to the two programs." >&2; exit 1; }
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
 		$(BIN)/python -m pytest -m page tests/page $(TEST_ARGS)
+
+test-install: $(INSTALLED) ## ask pip whether all can be installed, with each Python found and both builds of PyTorch
+	$(BIN)/python -m pytest -m install tests/install $(TEST_ARGS)
 
 # Processes that tests start are counted too. The kernels are counted in Triton's interpreter.
 COVERAGE := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \

@@ -36,6 +36,8 @@ def test_every_specialisation_compiles_within_the_limits_of_its_gpu(kernel: str,
     named = {tuple(row[name] for name in NAMES): row for row in lines(BENCHMARKS / "results" / "kernels.csv")}
     for row in rows:
         recorded = named[tuple(row[name] for name in NAMES)]
+        if recorded["triton"] != row["triton"]:
+            continue  # another compiler takes other numbers of registers; the limits above are for all
         for column in ("rows", "keys", "warps", "stages", "registers", "shared_bytes", "occupancy"):
             assert recorded[column] == row[column], (
                 f"{column} of {row}: run python -m benchmarks.scaling.kernel_resources"

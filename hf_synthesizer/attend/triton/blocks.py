@@ -44,7 +44,7 @@ BLOCKS = {
     ("queries", 4, 64): Blocks(32, 16, 4, 2),
     ("queries", 4, 128): Blocks(32, 16, 8, 1),
     ("queries", 4, 256): Blocks(32, 16, 8, 1),
-    ("table", 2, 64): Blocks(64, 32, 8, 2),
+    ("table", 2, 64): Blocks(64, 16, 8, 2),
     ("table", 2, 128): Blocks(32, 16, 4, 2),
     ("table", 2, 256): Blocks(32, 32, 8, 2),
     ("table", 4, 64): Blocks(64, 32, 8, 2),

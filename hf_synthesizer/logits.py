@@ -7,7 +7,6 @@ tensor; every fast route of `attend` must equal `softmax(materialize() + mask) @
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -253,6 +252,13 @@ class Sum(Logits):
         return total
 
 
+def weighted(weight: torch.Tensor | None, logits: Logits) -> tuple[torch.Tensor | None, Logits]:
+    """A term of a `Sum`. Low-rank logits are scaled at once, so that one query is kept and not two."""
+    if weight is not None and isinstance(logits, LowRank):
+        return None, logits.scaled(weight)
+    return weight, logits
+
+
 class HeadPartition:
     """The heads of a layer in disjoint groups, `groups`: tuples of increasing numbers, which together are 0 … H − 1.
 
@@ -261,10 +267,10 @@ class HeadPartition:
 
     def __init__(self, groups: Sequence[tuple[int, ...]]):
         self.groups = tuple(groups)
-
-    @cached_property
-    def runs(self) -> list[tuple[int, int]]:
+        self.runs = self._runs()
         """(group, number of heads) of each run of neighbouring heads of one group, in the order of heads."""
+
+    def _runs(self) -> list[tuple[int, int]]:
         owner = {head: group for group, heads in enumerate(self.groups) for head in heads}
         runs: list[tuple[int, int]] = []
         for head in sorted(owner):

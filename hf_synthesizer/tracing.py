@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -72,6 +73,7 @@ class Question(NamedTuple):
 
 _KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → {name: (its version then, the answer)}
 _WAITING: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # the same, with answers that are still on their device
+_LOCK = Lock()  # around what writes to these or goes through them, for models that serve several threads
 
 
 def ask(*questions: Question) -> list[list[float]]:
@@ -101,11 +103,12 @@ def wonder(question: Question) -> list[float] | None:
 def _read(asked: list[tuple[torch.Tensor, object, torch.Tensor]]) -> list[list[float]]:
     """The answers asked for and then all that wait on the same device, as numbers."""
     device = asked[0][2].device
-    for tensor, answers in list(_WAITING.items()):
-        waiting = [(tensor, name, answer) for name, (_, answer) in answers.items() if answer.device == device]
-        if waiting:
-            del _WAITING[tensor]
-            asked = asked + [entry for entry in waiting if answers[entry[1]][0] == tensor._version]
+    with _LOCK:
+        for tensor, answers in list(_WAITING.items()):
+            waiting = [(tensor, name, answer) for name, (_, answer) in answers.items() if answer.device == device]
+            if waiting:
+                del _WAITING[tensor]
+                asked = asked + [entry for entry in waiting if answers[entry[1]][0] == tensor._version]
     numbers = torch.cat([answer.detach().float() for _, _, answer in asked]).tolist()
     made, start = [], 0
     for tensor, name, answer in asked:
@@ -124,4 +127,5 @@ def _recall(book: WeakTensorKeyDictionary, question: Question) -> object | None:
 
 
 def _remember(book: WeakTensorKeyDictionary, tensor: torch.Tensor, name: object, answer: object) -> None:
-    book.setdefault(tensor, {})[name] = (tensor._version, answer)
+    with _LOCK:
+        book.setdefault(tensor, {})[name] = (tensor._version, answer)

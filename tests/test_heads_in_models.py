@@ -350,3 +350,15 @@ def test_all_mixtures_are_for_some_heads_as_well() -> None:
     for variant in MIXTURES:
         model = patch_model(build("BertModel"), variant, heads=[0, 2])
         assert torch.isfinite(first_output(model(**batch("BertModel")))).all()
+
+
+@pytest.mark.feature("output_attentions", kinds=["heads"])
+@pytest.mark.parametrize("head", ["BertForSequenceClassification", "LlamaForCausalLM"])
+def test_recorded_attentions_have_gradients_where_heads_differ(head: str) -> None:
+    model = patch_model(build(head), [SynthesizerConfig("random", heads=[0, 2])])
+    model.set_attn_implementation("eager")
+    found = model(**batch(head), output_attentions=True)
+    for weights in found.attentions:
+        weights.retain_grad()
+    first_output(found).pow(2).sum().backward()
+    assert all(weights.grad is not None and weights.grad.abs().sum() > 0 for weights in found.attentions)

@@ -8,6 +8,7 @@ import torch
 
 from ..logits import Grouped
 from ..masks import AttentionMask
+from . import reference
 
 
 def attend(
@@ -15,14 +16,18 @@ def attend(
     value: torch.Tensor,
     mask: AttentionMask,
     attend_one: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
-    **options: object,
+    *,
+    dropout: float,
+    need_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (B, H, Lq, d_v) and, if they are wanted, weights (B, H, Lq, Lk); `attend_one` serves a form that is no group."""
-    groups = zip(logits.logits, logits.heads.split(value), masks(logits, mask), strict=True)
-    outputs, weights = zip(*(attend_one(*group, **options) for group in groups), strict=True)
+    groups = list(zip(logits.logits, logits.heads.split(value), masks(logits, mask), strict=True))
+    if need_weights:  # all heads' weights make the output, so that a gradient of it reaches those that are returned
+        weights = logits.heads.join([reference.weights(*group, dropout) for group in groups])
+        return weights @ value, weights
+    outputs = [attend_one(*group, dropout=dropout)[0] for group in groups]
     # Laid out as (B, Lq, H, d_v), which is how it is read: to put heads in order is the only copy.
-    output = logits.heads.join([part.transpose(1, 2) for part in outputs], dim=2).transpose(1, 2)
-    return output, None if weights[0] is None else logits.heads.join(weights)
+    return logits.heads.join([part.transpose(1, 2) for part in outputs], dim=2).transpose(1, 2), None
 
 
 def masks(logits: Grouped, mask: AttentionMask) -> list[AttentionMask]:

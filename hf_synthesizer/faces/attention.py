@@ -255,14 +255,13 @@ def is_understood(layer: nn.Module) -> bool:
 
 
 def _guest_members(stock: type[nn.Module]) -> dict[str, Any]:
-    """What a guest has of its own: a forward with the signature of the stock one, which it calls, and its config."""
-    from .guest import config_property
+    """What a guest has of its own: a forward with the signature of the stock one, which it calls."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.call_stock(*args, **kwargs)
 
     forward.__signature__ = inspect.signature(stock.forward)  # type: ignore[attr-defined]
-    return {"forward": forward, "config": config_property(), "stock_parameters": _parameters(stock)[1:]}
+    return {"forward": forward, "stock_parameters": _parameters(stock)[1:]}
 
 
 def _parameters(cls: type[nn.Module]) -> list[str]:

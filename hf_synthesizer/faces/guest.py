@@ -8,7 +8,7 @@ it by construction; the price is that queries and keys are computed whether or n
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -18,14 +18,15 @@ from transformers import AttentionInterface
 
 from ..config import LayerConfig
 from ..errors import UnsupportedModelError
+from ..logits import Logits
 from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
 from .attention import is_understood
-from .caching import dropped_tokens, past_length, slots_before
+from .caching import dropped_tokens, past_length, self_attention_cache, slots_before
 from .compared_heads import ComparedHeads
 from .guest_cache import KeySideCache
 from .mixin import says_positions
 from .stock_code import asks_for_backend, uses_attention_interface
-from .stock_dot_product import StockDotProduct, dot_product, of_heads
+from .stock_dot_product import StockDotProduct, dot_product, filled, of_heads
 from .wiring import any_wiring, find_wiring, head_dim, in_features, query_heads
 
 NAME = "hf_synthesizer"
@@ -54,9 +55,10 @@ class ConfigOfGuest:
 
 @dataclass
 class Call:
-    """One forward pass of a guest: what goes in (`given` are the names), and what the logits need to know of the keys'
+    """One forward pass of a guest, `layer`: what goes in (`given` are the names), and what the logits need to know of the keys'
     tokens."""
 
+    layer: GuestFace
     hidden_states: torch.Tensor
     start: int | torch.Tensor
     position_ids: torch.Tensor | None
@@ -73,10 +75,6 @@ class GuestFace(ComparedHeads):
     counts_from_padding = True
     stock_parameters: ClassVar[list[str]]
     """What the stock forward calls its parameters."""
-
-    @property
-    def backend(self) -> str:
-        return self.__dict__["config"]._attn_implementation
 
     @property
     def logit_modules(self) -> list[nn.Module]:
@@ -121,8 +119,6 @@ class GuestFace(ComparedHeads):
         beside = self.keep_compared_heads()
         name = self.guard_name
         moved = cast(nn.Module, self._modules[name])
-        # The class is made for one stock class, whose names are the same in all its objects.
-        setattr(type(self), name, moved_projection(name))
         self._modules["stock"] = nn.ModuleDict({name: moved, **beside})
         del self._modules[name]
         self.stand_guard(config, self.place_of(moved, example)[0])
@@ -147,6 +143,8 @@ class GuestFace(ComparedHeads):
     def call_stock(self, *args: Any, **kwargs: Any) -> Any:
         """The stock forward; its attention function is `attend_as_guest`.
 
+        What belongs to one call stays with that call: several threads may use the same layer.
+
         Raises:
             UnsupportedModelError: for cross-attention, and where the stock forward does not hand over exactly one sequence
                 of queries for the hidden states it was given.
@@ -161,20 +159,15 @@ class GuestFace(ComparedHeads):
         cache_name = next((name for name in CACHES if given.get(name) is not None), None)
         key_states, start = self.synthesizer.project_keys(hidden_states), 0
         mask = next((given[name] for name in MASKS if given.get(name) is not None), None)
-        call = Call(hidden_states, start, given.get("position_ids"), key_states, mask, given)
+        call = Call(self, hidden_states, start, given.get("position_ids"), key_states, mask, given)
         if cache_name is not None:
             cache = given[cache_name]
             call.cache, call.start = cache, past_length(cache, self.layer_idx)
             if key_states is not None or self.kept_keys is not None:
-                wide = KeySideCache(cache, self, call)
+                wide = KeySideCache(self_attention_cache(cache), self, call)
                 args = tuple(wide if value is cache else value for value in args)
                 kwargs = {name: wide if value is cache else value for name, value in kwargs.items()}
-        outer = self.__dict__.get("_call")
-        self.__dict__["_call"] = call
-        try:
-            output = self.stock_class.forward(self, *args, **kwargs)
-        finally:
-            self.__dict__["_call"] = outer
+        output = self.stock_class.forward(self.inside(call), *args, **kwargs)
         if not call.answered:
             raise UnsupportedModelError(
                 f"{self.stock_class.__name__} attended without Transformers' attention interface, so that nothing could be "
@@ -182,8 +175,20 @@ class GuestFace(ComparedHeads):
             )
         return output
 
+    def inside(self, call: Call) -> GuestFace:
+        """This layer as the stock forward sees it during one call: its projections at their places, our attention function in
+        its config, and the call, which that function reads."""
+        seen = object.__new__(type(self))
+        seen.__dict__.update(self.__dict__)
+        stock = cast(nn.ModuleDict, self._modules["stock"])
+        seen.__dict__["_modules"] = {**self._modules, self.guard_name: stock[self.guard_name]}
+        seen.__dict__["config"] = ConfigOfGuest(self.config)
+        seen.__dict__["_call"] = call
+        return seen
+
     def attend_as_guest(
         self,
+        call: Call,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -199,6 +204,7 @@ class GuestFace(ComparedHeads):
         """What our attention function does: the output (B, Lq, H, d_v), and weights under eager.
 
         Args:
+            call: the forward pass that asks.
             query: (B, H, Lq, d_h).
             key: (B, G, Lk, d_h) for G ≤ H groups of heads. Of queries and keys, those of the heads that compare tokens suffice.
             value: (B, G, Lk, d_v), or those of the heads that compare tokens, where all are projected together.
@@ -210,7 +216,6 @@ class GuestFace(ComparedHeads):
             is_causal: whether a query sees the past alone where there is no mask.
             **arguments: what else the stock forward passes on.
         """
-        call: Call = self.__dict__["_call"]
         hidden_states = call.hidden_states
         self.require_understood(call, arguments)
         self.require_backend(mask, **arguments)
@@ -224,23 +229,19 @@ class GuestFace(ComparedHeads):
         whole = (query.shape[1] == heads, key.shape[1] == value.shape[1])
         if shared > 1:
             value = value.repeat_interleave(shared, dim=1)
-        parts = self.stock_parts
-        for part in parts:
-            queries = part.heads if whole[0] else [self.compared.index(head) for head in part.heads]
-            keys = [head // shared for head in part.heads]
+
+        def dot_products(wanted: Sequence[int]) -> Logits:
+            queries = wanted if whole[0] else [self.compared.index(head) for head in wanted]
+            keys = [head // shared for head in wanted]
             keys = keys if whole[1] else [cast(list, self.kept_keys).index(group) for group in keys]
-            part.given = dot_product(of_heads(query, queries), of_heads(key, keys), scaling, softcap)
-        try:
-            known = says_positions(call.position_ids, length)
-            start = slots_before(call.start, length, value.shape[-2], known)
-            dropped = dropped_tokens(call.cache, self.layer_idx, value.shape[-2])
-            positions = self.positions(call.position_ids, mask, length, value.shape[-2], start, dropped)
-            output, weights = self.synthesize(
-                hidden_states, value, mask, positions, call.key_states, position_bias, is_causal, dropout
-            )
-        finally:
-            for part in parts:
-                part.given = None
+            return dot_product(of_heads(query, queries), of_heads(key, keys), scaling, softcap)
+
+        known = says_positions(call.position_ids, length)
+        start = slots_before(call.start, length, value.shape[-2], known)
+        dropped = dropped_tokens(call.cache, self.layer_idx, value.shape[-2])
+        positions = self.positions(call.position_ids, mask, length, value.shape[-2], start, dropped)
+        logits = filled(self.synthesizer(hidden_states, call.key_states, positions), dot_products)
+        output, weights = self.attend(logits, value, mask, positions, position_bias, is_causal, dropout)
         return output.unflatten(-1, (heads, -1)), weights
 
     def projections_to_adapt(self) -> list[str]:
@@ -325,7 +326,7 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
 def attention(
-    module: GuestFace,
+    module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -334,39 +335,18 @@ def attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Our function in Transformers' attention interface.
+    """Our function in Transformers' attention interface; `module` is what `GuestFace.inside` makes.
 
     Where `dot_product` stands alone, it is the function of the model's own backend.
     """
-    if module.synthesizer.config.variant == "dot_product":
-        cast(Call, module.__dict__["_call"]).answered = True
-        eager = inspect.unwrap(module.stock_class.forward).__globals__.get("eager_attention_forward")
-        stock = AttentionInterface().get_interface(module.backend, eager)
-        return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-    return module.attend_as_guest(query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+    call: Call = module.__dict__["_call"]
+    layer = call.layer
+    if layer.synthesizer.config.variant == "dot_product":
+        call.answered = True
+        eager = inspect.unwrap(layer.stock_class.forward).__globals__.get("eager_attention_forward")
+        stock = AttentionInterface().get_interface(layer.backend, eager)
+        return stock(layer, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+    return layer.attend_as_guest(call, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
 AttentionInterface.register(NAME, attention)
-
-
-def config_property() -> property:
-    """`config` of a guest: under it the stock forward asks for our attention function."""
-
-    def read(self: GuestFace) -> Any:
-        config = self.__dict__["config"]
-        return config if self.__dict__.get("_call") is None else ConfigOfGuest(config)
-
-    def write(self: GuestFace, config: Any) -> None:
-        self.__dict__["config"] = config
-
-    return property(read, write)
-
-
-def moved_projection(name: str) -> property:
-    """A projection that has moved to `stock`, where the stock forward looks for it; to all others it is the guard."""
-
-    def read(self: GuestFace) -> nn.Module:
-        inside = self.__dict__.get("_call") is not None
-        return cast(nn.Module, cast(nn.ModuleDict, self._modules["stock"])[name] if inside else self._modules[name])
-
-    return property(read)

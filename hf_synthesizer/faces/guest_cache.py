@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.cache_utils import Cache
 
 from .caching import grouped, store, ungrouped
 
@@ -12,27 +13,30 @@ if TYPE_CHECKING:
     from .guest import Call, GuestFace
 
 
-class KeySideCache:
+class KeySideCache(Cache):
     """Stands in for a cache during one forward pass of a guest, and widens its keys by the key-side states.
 
     The stock forward updates it and gets its own keys back; the key-side states of all tokens, cached ones included, go to
-    the call. To the stock forward it is what it stands in for: `isinstance` says so, and all else is the cache's own.
+    the call. Everything else is the cache's own. Of a cache for two kinds of attention, it stands for the one for this kind.
     """
 
-    def __init__(self, cache: Any, layer: GuestFace, call: Call):
-        self.__dict__.update(cache=cache, layer=layer, call=call)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(self.__dict__["cache"])
+    def __init__(self, cache: Cache, layer: GuestFace, call: Call):
+        # Not Cache.__init__, which would make layers of its own.
+        self.cache = cache
+        self.layer = layer
+        self.call = call
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["cache"], name)
+        if name in ("cache", "layer", "call"):  # a copy that is not filled yet
+            raise AttributeError(name)
+        return getattr(self.cache, name)
+
+    def get_seq_length(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cache.get_seq_length(*args, **kwargs)
 
     @property
     def self_attention_cache(self) -> KeySideCache:
-        """Of a cache for two kinds of attention, the one for this kind."""
-        return KeySideCache(self.cache.self_attention_cache, self.layer, self.call)
+        return self
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -14,6 +14,7 @@ from ..checkpoints.guard import Guard
 from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..gemm import linear
+from ..logits import Logits
 from ..masks import AttentionMask
 from ..offloading import require_in_memory
 from ..positions import Positions, exporting
@@ -269,15 +270,9 @@ class SynthesizerMixin(nn.Module):
         key_states, value, past_length = self.update_cache(hidden_states, value, past_key_values, known)
         dropped = dropped_tokens(past_key_values, self.layer_idx, value.shape[-2])
         positions = self.positions(position_ids, attention_mask, length, value.shape[-2], past_length, dropped)
-        output, weights = self.synthesize(
-            hidden_states,
-            value,
-            attention_mask,
-            positions,
-            key_states,
-            position_bias,
-            is_causal=is_causal,
-            need_weights=need_weights,
+        logits = self.synthesizer(hidden_states, key_states, positions)
+        output, weights = self.attend(
+            logits, value, attention_mask, positions, position_bias, is_causal, need_weights=need_weights
         )
         return self.project_output(output, hidden_states), weights
 
@@ -337,13 +332,12 @@ class SynthesizerMixin(nn.Module):
                 f"model with attn_implementation='sdpa'."
             )
 
-    def synthesize(
+    def attend(
         self,
-        hidden_states: torch.Tensor,
+        logits: Logits,
         value: torch.Tensor,
         mask: torch.Tensor | None,
         positions: Positions,
-        key_states: torch.Tensor | None,
         position_bias: torch.Tensor | None = None,
         is_causal: bool | None = None,
         dropout: float | None = None,
@@ -352,11 +346,10 @@ class SynthesizerMixin(nn.Module):
         """Logits, mask, softmax and values: output (B, Lq, H·d_v), and weights (B, H, Lq, Lk) under eager.
 
         Args:
-            hidden_states: (B, Lq, d).
+            logits: what the synthesizer made.
             value: (B, H, Lk, d_v), or (B, G, Lk, d_v) where groups of heads share values; cached ones included.
             mask: as Transformers' eager and sdpa backends pass it.
             positions: of queries and keys.
-            key_states: what the logits need to know of the keys' tokens, cached ones included.
             position_bias: (1 or B, H, Lq, Lk), added to the logits.
             is_causal: whether a query sees the past alone where there is no mask; as the module says if None.
             dropout: the probability with which a weight is dropped; the module's own in training, else 0, if None.
@@ -376,7 +369,6 @@ class SynthesizerMixin(nn.Module):
         # eager no mask means that everybody sees everything, whatever a module says of itself.
         causal = is_causal and self.backend == "sdpa" and mask is None and not positions.at_the_end
         attention_mask = AttentionMask.from_tensor(mask, causal_offset=positions.start if causal else None)
-        logits = self.synthesizer(hidden_states, key_states, positions)
         output, weights = attend(
             logits,
             value,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ..errors import UnsupportedModelError
-from ..logits import Explicit, Logits, LowRank
+from ..logits import Explicit, Grouped, Logits, LowRank, Sum, weighted
 from ..positions import Positions
 from ..synthesizers import Synthesizer
 
@@ -15,22 +15,41 @@ from ..synthesizers import Synthesizer
 class StockDotProduct(Synthesizer):
     """`S[h, i, j] = q_i[h] · k_j[h] · scaling`, with the queries and keys that the stock forward hands over.
 
-    `heads` are the layer's heads that these are.
+    `heads` are the layer's heads that these are. The logits have a place (`StockLogits`) where `filled` puts them in.
     """
 
     formula = "the stock layer's own"
     parameter_formula = "2·d²"
     is_stock = True
-    given: Logits | None = None
     heads: tuple[int, ...] = ()
 
     def start_at_zero(self) -> None:
         """Stays as it is: it is the part that the others are added to."""
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
-        if self.given is None:
-            raise UnsupportedModelError("The stock layer hands its dot products over in its own forward pass only.")
-        return self.given
+        return StockLogits(self.heads, positions.query_length)
+
+
+class StockLogits(Logits):
+    """Stands for the dot products of these heads until the stock forward has made them."""
+
+    def __init__(self, heads: Sequence[int], query_length: int):
+        self.heads = heads
+        self.query_length = query_length
+
+    def materialize(self) -> torch.Tensor:
+        raise UnsupportedModelError("The stock layer hands its dot products over in its own forward pass only.")
+
+
+def filled(logits: Logits, dot_products: Callable[[Sequence[int]], Logits]) -> Logits:
+    """The logits with `dot_products(heads)` in the places that were left for them."""
+    if isinstance(logits, StockLogits):
+        return dot_products(logits.heads)
+    if isinstance(logits, Sum):
+        return Sum([weighted(weight, filled(term, dot_products)) for weight, term in logits.terms])
+    if isinstance(logits, Grouped):
+        return Grouped(logits.heads, [filled(group, dot_products) for group in logits.logits])
+    return logits
 
 
 def of_heads(tensor: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:

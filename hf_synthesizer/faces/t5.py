@@ -61,7 +61,6 @@ class T5Face(SynthesizerMixin):
                 )
             else:
                 position_bias = value.new_zeros(1, self.dimensions[1], length, key_length)
-        output, weights = self.synthesize(
-            hidden_states, value, mask, positions, key_states, position_bias, is_causal=is_causal
-        )
+        logits = self.synthesizer(hidden_states, key_states, positions)
+        output, weights = self.attend(logits, value, mask, positions, position_bias, is_causal)
         return self.project_output(output, hidden_states), position_bias, weights

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..config import SynthesizerConfig
-from ..logits import Logits, LowRank, Sum
+from ..logits import Logits, Sum, weighted
 from ..positions import Positions
 from .base import Synthesizer
 from .registry import get_variant
@@ -129,9 +129,5 @@ class MixtureSynthesizer(Synthesizer):
                 start += part.key_width
             if part in wanted:
                 # Called as a module, so that hooks on it (offloading) see that its parameters are wanted.
-                weight, logits = alpha.get(name), part(hidden_states, states, positions)
-                if weight is not None and isinstance(logits, LowRank):
-                    logits = logits.scaled(weight)  # at once, so that one query is kept and not two
-                    weight = None
-                terms.append((weight, logits))
+                terms.append(weighted(alpha.get(name), part(hidden_states, states, positions)))
         return terms

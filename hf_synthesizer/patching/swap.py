@@ -29,6 +29,7 @@ from .own_config import OwnConfig, replace_configs
 from .plan import Layers, Plan, Spec, make_plan, plan_from_json, plan_to_json, with_heads
 from .sentences import lengthen_texts, model_of_sentences, shorten_texts
 from .slots import Slot, find_slots
+from .towers import labels_here
 
 logger = logging.get_logger(__name__)
 
@@ -191,6 +192,7 @@ def rebuild(model: PreTrainedModel) -> None:
     """
     asked = plan_from_json(getattr(model.config, "synthesizer", None))
     slots, _ = find_slots(model)
+    asked = labels_here(asked, model.config.synthesizer["layers"], slots)
     present = {slot.stack for slot in slots}
     # A head may be without one of the stacks (an encoder alone); a stack that is there must be as deep as described.
     asked = {label: config for label, config in asked.items() if label.partition(".")[0] in present}

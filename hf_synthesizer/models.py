@@ -89,9 +89,11 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
 
     def make() -> type[PreTrainedConfig]:
+        from .patching.towers import TowerConfig
+
         return type(
             f"{PREFIX}{stock.__name__}",
-            (stock,),
+            (TowerConfig, stock) if stock.base_config_key else (stock,),
             {
                 "__module__": __name__,
                 "__doc__": f"`{stock.__name__}`, and which layers are synthesized and how.",

@@ -33,6 +33,16 @@ class Description:
     served: dict[str, Served] = field(default_factory=dict)
     depths: dict[str, int] = field(default_factory=dict)
 
+    def with_stacks(self, names: Mapping[str, str]) -> Description:
+        """The same description where stacks have other names."""
+
+        def renamed(labels: dict[str, Any]) -> dict[str, Any]:
+            parts = {label: label.partition(".") for label in labels}
+            return {f"{names[parts[label][0]]}.{parts[label][2]}": value for label, value in labels.items()}
+
+        depths = {names[stack]: depth for stack, depth in self.depths.items()}
+        return Description(renamed(self.layers), renamed(self.served), depths)
+
 
 def plan_to_json(
     plan: Plan,

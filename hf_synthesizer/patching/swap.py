@@ -31,6 +31,7 @@ from .plan import Layers, Plan, Spec, make_plan, with_heads
 from .sentences import lengthen_texts, model_of_sentences, shorten_texts
 from .served import PLACE, Served, build_layer
 from .slots import Slot, find_slots
+from .towers import stacks_here
 
 logger = logging.get_logger(__name__)
 
@@ -200,6 +201,7 @@ def rebuild(model: PreTrainedModel) -> None:
     """
     described = plan_from_json(getattr(model.config, "synthesizer", None))
     slots, _ = find_slots(model)
+    described = described.with_stacks(stacks_here(described.depths, slots))
     require_all_layers(model, slots, described)
     try:
         plan = {
@@ -242,10 +244,6 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, saved: dict[
         for slot in slots
         if slot.label in plan
     }
-    for twin in twins.values():
-        # The stock initialisation expects queries and keys. Only buffers that no checkpoint holds are left to it.
-        if not twin._non_persistent_buffers_set:
-            twin.__dict__["_is_hf_initialized"] = True
     models = {
         name: module
         for name, module in model.named_modules()

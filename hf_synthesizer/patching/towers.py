@@ -1,0 +1,69 @@
+"""One tower of a larger model, built from the checkpoint of the whole: which of the described layers are its own.
+
+A description calls stacks as the whole model does ("vision_model", "text_model"). A part has fewer of them, and may call its only
+one otherwise ("encoder").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import CheckpointMismatchError
+from .slots import Slot
+
+
+class TowerConfig:
+    """Mixed into the config class of each tower: read from the whole's `config.json`, it keeps the tower's own description."""
+
+    base_config_key: str
+    model_type: str
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: Any, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As Transformers' own, which goes on to read the tower's part of the dict.
+
+        Raises:
+            CheckpointMismatchError: where the description does not say which stack is this tower.
+        """
+        values, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)  # type: ignore[misc]
+        part, description = values.get(cls.base_config_key), values.get("synthesizer")
+        if cls.base_config_key and isinstance(part, dict) and isinstance(description, Mapping):
+            own = {"model_type": cls.model_type, "synthesizer": _of_tower(description, cls.base_config_key)}
+            values = {**values, cls.base_config_key: {**part, **own}}
+        return values, rest
+
+
+def _of_tower(description: Mapping[str, Any], key: str) -> dict[str, Any]:
+    layers = description.get("layers")
+    stacks = list(layers) if isinstance(layers, Mapping) else []
+    own = [stack for stack in stacks if stack.startswith(key.removesuffix("_config"))]
+    if not isinstance(layers, Mapping) or len(own) != 1:
+        raise CheckpointMismatchError(
+            f"The checkpoint is of a larger model, whose stacks are {', '.join(stacks) or 'not described'}, and none of them "
+            f"alone is that of its {key!r}. Load the whole model with its own class, and take the part from it."
+        )
+    rows = {key: description[key] for key in ("layers", "served_by") if isinstance(description.get(key), Mapping)}
+    return {**description, **{key: {own[0]: row[own[0]]} for key, row in rows.items() if own[0] in row}}
+
+
+def stacks_here(described: Iterable[str], slots: Iterable[Slot]) -> dict[str, str]:
+    """What a part of a model calls the stacks that a description names as the whole does; a stack that is not there keeps its name.
+
+    Args:
+        described: the stacks of the description, patched or not.
+        slots: the layers that the part has.
+    """
+    described, here = list(described), {slot.stack: slot for slot in slots}
+    names = {stack: stack for stack in described}
+    for stack, slot in here.items():
+        if stack in described:
+            continue
+        found = [name for name in described if name in slot.name.split(".")]
+        if not found and len(described) == len(here) == 1:  # the description of this tower alone
+            found = described
+        if len(found) == 1:
+            names[found[0]] = stack
+    return names

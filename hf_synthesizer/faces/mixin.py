@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -21,7 +22,7 @@ from ..positions import Positions, exporting
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
-from .attention import serving_class
+from .attention import NORMS, serving_class
 from .caching import extend, require_known_arguments
 from .lengths import longest_sequence
 from .own_forwards import move_hooks, require_plain_call
@@ -78,6 +79,7 @@ class SynthesizerMixin(nn.Module):
             config = config.for_length(longest_sequence(given or self.config, self.stack))
         self.__class__ = serving_class(type(self), config)
         self.replace_projections(config)
+        self.set_norms_aside(config)
 
     @property
     def stack(self) -> str:
@@ -119,6 +121,7 @@ class SynthesizerMixin(nn.Module):
         for registry in ("_modules", "_parameters", "_buffers"):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
         twin.replace_projections(config, example)
+        twin.set_norms_aside(config)
         move_hooks(stock, twin)
         return twin
 
@@ -194,6 +197,19 @@ class SynthesizerMixin(nn.Module):
         self.__dict__["_stock_logit_parameters"] = lost
         self.synthesizer = synthesizer
         self.stand_guard(config, self.place_of(projection, example)[0])
+
+    def set_norms_aside(self, config: LayerConfig) -> None:
+        """Where nothing compares tokens, keep norms of queries and keys as buffers: they stay in checkpoints under their names, but
+        no optimizer has them, and DDP does not wait for gradients of what nobody uses. The stock module keeps its own."""
+        if "dot_product" in config.parts:
+            return
+        for name in NORMS & self._modules.keys():
+            norm = copy.deepcopy(self._modules[name])
+            for part in () if norm is None else norm.modules():
+                for key, parameter in list(part.named_parameters(recurse=False)):
+                    del part._parameters[key]
+                    part.register_buffer(key, parameter.detach())
+            self._modules[name] = norm
 
     def build(self, config: LayerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
         """A fresh synthesizer, where a stock projection is and of its dtype."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -22,7 +23,7 @@ from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build
 from ..synthesizers.base import LOADED
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
-from .attention import serving_class
+from .attention import NORMS, serving_class
 from .caching import dropped_tokens, extend, require_known_arguments
 from .lengths import longest_sequence
 from .own_forwards import move_hooks, require_plain_call
@@ -82,6 +83,7 @@ class SynthesizerMixin(nn.Module):
             config = config.for_length(longest_sequence(given or self.config, self.stack))
         self.__class__ = serving_class(type(self), config, self)
         self.replace_projections(config)
+        self.set_norms_aside(config)
 
     @property
     def stack(self) -> str:
@@ -133,6 +135,7 @@ class SynthesizerMixin(nn.Module):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
         twin.__dict__["whole"] = whole
         twin.replace_projections(config, example)
+        twin.set_norms_aside(config)
         for part in twin.modules() if getattr(stock, LOADED, False) else (twin,):
             # A model around the layer must not start its parts afresh, no more than the stock layer's; and in the layer itself it would
             # look for queries and keys (`checkpoints/initialization.py` does that instead).
@@ -211,6 +214,19 @@ class SynthesizerMixin(nn.Module):
         self.__dict__["_stock_logit_parameters"] = lost
         self.synthesizer = synthesizer
         self.stand_guard(config, self.place_of(projection, example)[0])
+
+    def set_norms_aside(self, config: LayerConfig) -> None:
+        """Where nothing compares tokens, keep norms of queries and keys as buffers: they stay in checkpoints under their names, but
+        no optimizer has them, and DDP does not wait for gradients of what nobody uses. The stock module keeps its own."""
+        if "dot_product" in config.parts:
+            return
+        for name in NORMS & self._modules.keys():
+            norm = copy.deepcopy(self._modules[name])
+            for part in () if norm is None else norm.modules():
+                for key, parameter in list(part.named_parameters(recurse=False)):
+                    del part._parameters[key]
+                    part.register_buffer(key, parameter.detach())
+            self._modules[name] = norm
 
     def build(self, config: LayerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
         """A fresh synthesizer, where a stock projection is and of its dtype."""

@@ -109,9 +109,7 @@ class SynthesizerMixin(nn.Module):
         return serving_class(cls, config, stock).twin_of(stock, config, example)
 
     @classmethod
-    def twin_of(
-        cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None
-    ) -> SynthesizerMixin:
+    def twin_of(cls, stock: nn.Module, config: LayerConfig, example: torch.Tensor | None = None) -> SynthesizerMixin:
         """`from_stock` of this very class."""
         twin = cls.__new__(cls)
         twin.__dict__.update(stock.__dict__)

@@ -90,9 +90,9 @@ class Copies:
     def of(self, module: nn.Module) -> nn.Module:
         """A copy without hooks, in eval mode, that asks for eager attention."""
         if is_projection(module) and is_quantized(module):
-            made: nn.Module = nn.Linear(in_features(module), out_features(module), device="meta")
+            made: Any = nn.Linear(in_features(module), out_features(module), device="meta")
             made.weight, made.bias = self.random(made.weight), self.random(made.bias)
-            return made.eval()
+            return cast(nn.Module, made.eval())
         made = type(module).__new__(type(module))
         nn.Module.__init__(made)
         fresh = made.__dict__.keys()
@@ -142,7 +142,10 @@ def _attend_evenly(stock: nn.Module, wiring: Wiring) -> None:
         weight = weight.contiguous()
         (weight if hasattr(projection, "out_features") else weight.t())[rows] = 0
     projection.weight = nn.Parameter(weight, False)
-    for module in (projection, *(norm for name, norm in stock._modules.items() if norm is not None and "norm" in name)):
+    for module in (
+        projection,
+        *(norm for name, norm in stock._modules.items() if norm is not None and "norm" in name),
+    ):
         bias = getattr(module, "bias", None)
         if isinstance(bias, torch.Tensor):
             bias[rows if module is projection else slice(None)] = 0  # a norm of zero is its bias

@@ -57,6 +57,9 @@ def labels_here(asked: Mapping[str, Value], stacks: Iterable[str], slots: Iterab
         asked: from a layer's label in the description ("vision_model.0") to anything.
         stacks: the stacks of the description, patched or not.
         slots: the layers that the part has.
+
+    Raises:
+        CheckpointMismatchError: where none of the part's stacks is described.
     """
     described, here = list(stacks), {slot.stack: slot for slot in slots}
     names = dict.fromkeys(described, "")
@@ -69,6 +72,12 @@ def labels_here(asked: Mapping[str, Value], stacks: Iterable[str], slots: Iterab
                 found = described
         if len(found) == 1:
             names[found[0]] = stack
+    if here and not any(names.values()):
+        raise CheckpointMismatchError(
+            f"config.json describes the stacks {', '.join(described)}, but this model has {', '.join(here)} and none of those: it "
+            f"is the checkpoint of another model, or of a larger one. Load it with the class that its 'architectures' name, and "
+            f"take the part from that model."
+        )
     return {
         f"{names[label.partition('.')[0]] or label.partition('.')[0]}.{label.partition('.')[2]}": value
         for label, value in asked.items()

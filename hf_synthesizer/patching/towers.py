@@ -55,6 +55,9 @@ def stacks_here(described: Iterable[str], slots: Iterable[Slot]) -> dict[str, st
     Args:
         described: the stacks of the description, patched or not.
         slots: the layers that the part has.
+
+    Raises:
+        CheckpointMismatchError: where none of the part's stacks is described.
     """
     described, here = list(described), {slot.stack: slot for slot in slots}
     names = {stack: stack for stack in described}
@@ -66,4 +69,10 @@ def stacks_here(described: Iterable[str], slots: Iterable[Slot]) -> dict[str, st
             found = described
         if len(found) == 1:
             names[found[0]] = stack
+    if here and not here.keys() & set(names.values()):
+        raise CheckpointMismatchError(
+            f"config.json describes the stacks {', '.join(described)}, but this model has {', '.join(here)} and none of those: it "
+            f"is the checkpoint of another model, or of a larger one. Load it with the class that its 'architectures' name, and "
+            f"take the part from that model."
+        )
     return names

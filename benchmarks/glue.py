@@ -46,11 +46,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from records import commit, processor  # noqa: E402
 from run_files import file_of, missing, parser_of, write  # noqa: E402
 
-from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
-from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize  # noqa: E402
-from hf_synthesizer.glue.model import ModelArguments, load_model  # noqa: E402
-from hf_synthesizer.glue.tasks import Task, get_task  # noqa: E402
-from hf_synthesizer.glue.training import (  # noqa: E402
+from examples.shared.glue import ClassifierArguments as ModelArguments  # noqa: E402
+from examples.shared.glue import DataArguments, collator, load_data, tokenize  # noqa: E402
+from examples.shared.glue import load_classifier as load_model  # noqa: E402
+from examples.shared.loop import (  # noqa: E402
     GroupedBatches,
     Rows,
     examples_per_second,
@@ -58,8 +57,10 @@ from hf_synthesizer.glue.training import (  # noqa: E402
     score,
     unlabelled,
 )
-from hf_synthesizer.glue.variation import special_ids, vary  # noqa: E402
-from hf_synthesizer.tasks.model import load_tokenizer  # noqa: E402
+from examples.shared.model import load_tokenizer  # noqa: E402
+from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention  # noqa: E402
+from hf_synthesizer.glue.tasks import Task, get_task  # noqa: E402
+from hf_synthesizer.transfer.variation import special_ids, vary  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "glue"
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from paper_tasks import STOCK, TASKS, Task  # noqa: E402
 from run_files import file_of, measured_on, missing, parser_of, write  # noqa: E402
 
-from hf_synthesizer.glue.training import finetune  # noqa: E402
+from examples.shared.loop import finetune  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "paper"
 VARIANTS = (

@@ -32,12 +32,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from examples.shared.files import read_parallel
+from examples.shared.generated import summary_scores, translation_scores
+from examples.shared.loop import GroupedBatches, autocast
+from examples.shared.masking import masker
+from examples.shared.perplexity import perplexity_of, sums
 from hf_synthesizer import patch_model, transfer_attention
-from hf_synthesizer.glue.training import GroupedBatches, autocast
-from hf_synthesizer.tasks.files import read_parallel
-from hf_synthesizer.tasks.generated import summary_scores, translation_scores
-from hf_synthesizer.tasks.masking import masker
-from hf_synthesizer.tasks.perplexity import perplexity_of, sums
 
 STOCK = "dot_product"
 Rows = list[dict[str, Any]]

@@ -35,8 +35,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from pretrained_tasks import TASKS, LanguageModel, Task  # noqa: E402
 from run_files import file_of, measured_on, missing, parser_of, write  # noqa: E402
 
+from examples.shared.loop import GroupedBatches  # noqa: E402
 from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, suggest_heads, transfer_attention  # noqa: E402
-from hf_synthesizer.glue.training import GroupedBatches  # noqa: E402
 from hf_synthesizer.synthesizers import RandomSynthesizer  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "pretrained"

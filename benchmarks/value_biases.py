@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from orders import bench_of, heads, parser_of  # noqa: E402
 
-from hf_synthesizer.glue.training import outputs_of  # noqa: E402
+from examples.shared.loop import outputs_of  # noqa: E402
 from hf_synthesizer.transfer.observe import LayerPair, learners_of, observing, pair_layers  # noqa: E402
 
 SHARES = (50, 75, 90, 95)

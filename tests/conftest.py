@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ import torch
 
 from tests.features import claimed_kinds_are_tested  # noqa: F401
 from tests.models import VARIANTS
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))  # where the examples are
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

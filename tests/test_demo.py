@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 import tarfile
 from pathlib import Path
 
+import demo
 import pytest
 import torch
 from transformers import BertModel, BertTokenizerFast
 
+from hf_synthesizer.errors import DataError
+from shared import snippets
 from tests.models import bert_config
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-import demo  # noqa: E402
-import snippets  # noqa: E402
-
-from hf_synthesizer.errors import DataError  # noqa: E402
 
 
 @pytest.fixture

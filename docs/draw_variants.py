@@ -4,7 +4,7 @@
     make demo DEMO_ARGS=--quick            # once: brings the weights and the text
     .venv/bin/python docs/draw_variants.py
 
-MiniLM-L6, whose layers are taught for some steps on movie-review snippets (`examples/snippets.py`); the seed decides the rest.
+MiniLM-L6, whose layers are taught for some steps on movie-review snippets (`examples/shared/snippets.py`); the seed decides the rest.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "examples")]
 
 import demo  # noqa: E402
-import snippets  # noqa: E402
 
 from hf_synthesizer import patch_model, transfer_attention  # noqa: E402
 from hf_synthesizer.plots import plot_attention, save  # noqa: E402
+from shared import snippets  # noqa: E402
 
 SENTENCE = "Not nearly as bad as the trailer made me fear."
 LAYER, HEADS = 2, (0, 3, 6, 9)
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     train, _ = snippets.write_splits(arguments.data)
     texts = [json.loads(line)["sentence"] for line in train.read_text(encoding="utf-8").splitlines()]
-    draw(arguments.model or demo.packaged_model(), texts[:4000], arguments.output, arguments.steps)
+    draw(arguments.model or snippets.packaged_model(), texts[:4000], arguments.output, arguments.steps)
 
 
 if __name__ == "__main__":

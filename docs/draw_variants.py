@@ -23,7 +23,6 @@ from transformers import AutoModel, AutoTokenizer, DataCollatorWithPadding, set_
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "examples")]
 
-import demo  # noqa: E402
 
 from hf_synthesizer import patch_model, transfer_attention  # noqa: E402
 from hf_synthesizer.plots import plot_attention, save  # noqa: E402

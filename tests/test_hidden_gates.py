@@ -91,7 +91,9 @@ def computed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 HIDDEN = {
     "getattr": written(output='output = output * getattr(self, "gate")(hidden_states)'),
-    "getattr of a computed name": written(output='output = output * getattr(self, "ga" + kwargs.get("x", "te"))(output)'),
+    "getattr of a computed name": written(
+        output='output = output * getattr(self, "ga" + kwargs.get("x", "te"))(output)'
+    ),
     "getattr with a default that is understood": written(
         output='name = "gate"; output = output * getattr(self, name, "dense")(hidden_states)'
     ),

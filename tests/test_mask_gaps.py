@@ -78,7 +78,11 @@ def test_several_tokens_at_a_time_behind_a_gap_and_with_one_between_them() -> No
 @pytest.mark.parametrize("head", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
 def test_generation_from_a_prompt_padded_on_the_right_is_refused(head: str) -> None:
     """Transformers lets the positions of new tokens go on from those of the padding, which count no tokens at all."""
-    model, ids, keep = patched(head, "random"), torch.randint(2, 64, (2, PROMPT)), torch.ones(2, PROMPT, dtype=torch.long)
+    model, ids, keep = (
+        patched(head, "random"),
+        torch.randint(2, 64, (2, PROMPT)),
+        torch.ones(2, PROMPT, dtype=torch.long),
+    )
     keep[0, 4:] = 0
     with pytest.raises(UnsupportedModelError, match="pad prompts on the left"):
         model.generate(ids, attention_mask=keep, max_new_tokens=4, do_sample=False)

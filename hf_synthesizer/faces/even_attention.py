@@ -142,7 +142,10 @@ def _attend_evenly(stock: nn.Module, wiring: Wiring) -> None:
         weight = weight.contiguous()
         (weight if hasattr(projection, "out_features") else weight.t())[rows] = 0
     projection.weight = nn.Parameter(weight, False)
-    for module in (projection, *(norm for name, norm in stock._modules.items() if norm is not None and "norm" in name)):
+    for module in (
+        projection,
+        *(norm for name, norm in stock._modules.items() if norm is not None and "norm" in name),
+    ):
         bias = getattr(module, "bias", None)
         if isinstance(bias, torch.Tensor):
             bias[rows if module is projection else slice(None)] = 0  # a norm of zero is its bias

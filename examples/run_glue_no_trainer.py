@@ -4,36 +4,35 @@
     accelerate launch examples/run_glue_no_trainer.py --model_name_or_path bert-base-uncased \\
         --task_name mrpc --variant dense+salience --transfer_steps 900 --output_dir outputs/mrpc
 
-The training loop is spelled out, to be read and changed. docs/glue.md has the lines for several processes.
+The training loop is spelled out, to be read and changed; three places in `main` are ours: `patch_model`, `transfer_attention`,
+and what is saved. docs/glue.md has the lines for several processes.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
-from datasets import Dataset, DatasetDict
 from evaluate import Metric
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import HfArgumentParser, PreTrainedModel, SchedulerType, get_scheduler
+from transformers import PreTrainedModel, SchedulerType, get_scheduler
 from transformers.utils import logging
 
+from hf_synthesizer import patch_model, patch_report, transfer_attention
 from hf_synthesizer.errors import DataError
-from hf_synthesizer.glue.conversion import ConversionArguments, load_student_and_teacher, transfer_text
-from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
-from hf_synthesizer.glue.metrics import load_metric, predictions_of
-from hf_synthesizer.glue.model import ModelArguments
-from hf_synthesizer.glue.tasks import Task
-from hf_synthesizer.glue.variation import Rows
-from hf_synthesizer.tasks.conversion import convert
-from hf_synthesizer.tasks.model import load_tokenizer
-from hf_synthesizer.tasks.training import leave_together, run_script
+from hf_synthesizer.glue.tasks import Task, predictions_of
+from shared import glue
+from shared.accelerated import load_checkpoint
+from shared.command_line import leave_together, parse, run_script
+from shared.model import load_tokenizer
 
 logger = logging.get_logger(__name__)
 
@@ -74,8 +73,11 @@ class LoopArguments:
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
     """Run what the command line asks for; returns the metrics."""
-    parser = HfArgumentParser((ModelArguments, DataArguments, ConversionArguments, LoopArguments))
-    model_arguments, data_arguments, conversion, loop = parser.parse_args_into_dataclasses(argv)
+    model_arguments, data_arguments, conversion, loop = parse(
+        (glue.ClassifierArguments, glue.DataArguments, glue.ClassifierConversionArguments, LoopArguments),
+        sys.argv[1:] if argv is None else argv,
+    )
+    conversion.require_consistent()
     accelerator = Accelerator(
         # The order of an epoch's rows depends on seed and epoch alone, so that a resumed run sees the same.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=loop.seed),
@@ -86,66 +88,69 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     )
     set_seed(loop.seed)
 
+    # Rows, as numbers.
     with accelerator.main_process_first():
-        task, rows = load_data(data_arguments)
-    missing = [split for split in ("train", *task.validation) if split not in rows]
-    if missing:
-        raise DataError(
-            f"Training and evaluation need the {missing[0]} data: name --{missing[0].partition('_')[0]}_file."
-        )
+        task, rows = glue.load_data(data_arguments)
+    for split in ("train", *task.validation):
+        if split not in rows:
+            raise DataError(f"Training and evaluation need the {split} data: name --{split.partition('_')[0]}_file.")
     tokenizer = load_tokenizer(model_arguments)
     with accelerator.main_process_first():
-        encoded = DatasetDict({split: tokenize(task, rows[split], tokenizer, data_arguments) for split in rows})
-    collate = collator(task, tokenizer, data_arguments)
-    model, teacher = load_student_and_teacher(model_arguments, conversion, task, accelerator.device)
-
-    def loader(data: Dataset | Rows, batch_size: int, shuffle: bool) -> DataLoader:
-        generator = torch.Generator().manual_seed(loop.seed) if shuffle else None
-        return DataLoader(data, batch_size=batch_size, shuffle=shuffle, generator=generator, collate_fn=collate)
-
-    text = transfer_text(
-        encoded["train"],
-        conversion,
-        data_arguments,
-        tokenizer,
-        loop.seed,
+        encoded = {split: glue.tokenize(task, rows[split], tokenizer, data_arguments) for split in rows}
+    collate = glue.collator(task, tokenizer, data_arguments)
+    order = torch.Generator().manual_seed(loop.seed)
+    train_loader = DataLoader(
+        encoded["train"], loop.per_device_train_batch_size, shuffle=True, generator=order, collate_fn=collate
     )
-    with accelerator.main_process_first():  # the other processes load what the first one made
-        convert(
-            model,
-            conversion,
-            max_length=data_arguments.max_length,
-            dataloader=loader(text, conversion.transfer_batch_size, shuffle=True),
-            teacher=teacher,
-            autocast=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
-            checkpoint_dir=Path(loop.output_dir) / "transfer",
-        )
-    del teacher  # its memory is free for the training
+    eval_loaders = {
+        split: DataLoader(encoded[split], loop.per_device_eval_batch_size, collate_fn=collate)
+        for split in task.validation
+    }
 
+    # The model: patched, and taught by the stock model to attend as that does.
+    model, teacher = glue.load_student_and_teacher(model_arguments, conversion, task, accelerator.device)
+    if conversion.variant is not None:
+        stock = copy.deepcopy(model) if teacher is None else teacher
+        autocast = torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
+        text = glue.transfer_text(encoded["train"], conversion, data_arguments, tokenizer, loop.seed)
+        batches = conversion.batches(text, collate, loop.seed)
+        with accelerator.main_process_first():  # the other processes load what the first one made
+            variant, layers = conversion.choose(stock, batches, data_arguments.max_length, autocast)
+            patch_model(model, variant, layers=layers, max_length=data_arguments.max_length, **conversion.options)
+            logger.warning(f"{patch_report(model)}")
+            if conversion.transfers:
+                report = transfer_attention(
+                    model,
+                    stock,
+                    batches,
+                    method=conversion.transfer_method,
+                    steps=conversion.stages,
+                    autocast=autocast,
+                    checkpoint_dir=Path(loop.output_dir) / "transfer",
+                )
+                logger.warning(f"Transfer:\n{report}")
+        del stock, teacher  # their memory is free for the training
+
+    # From here on all is as without us.
     set_seed(loop.seed)
-    trained = train(
-        accelerator,
-        model,
-        loader(encoded["train"], loop.per_device_train_batch_size, shuffle=True),
-        {split: loader(encoded[split], loop.per_device_eval_batch_size, shuffle=False) for split in task.validation},
-        task,
-        load_metric(task, network=not data_arguments.local_metrics),
-        loop,
-        {**asdict(model_arguments), **asdict(data_arguments), **asdict(conversion), **asdict(loop)},
-    )
+    if loop.with_tracking:
+        settings = asdict(model_arguments) | asdict(data_arguments) | asdict(conversion) | asdict(loop)
+        plain = {name: value for name, value in settings.items() if isinstance(value, (int, float, str, bool))}
+        accelerator.init_trackers("glue", plain)
+    metric = glue.load_metric(task, network=not data_arguments.local_metrics)
+    trained, metrics = train(accelerator, model, train_loader, eval_loaders, task, metric, loop)
     accelerator.wait_for_everyone()
     state = accelerator.get_state_dict(trained)  # every process takes part where weights are sharded
     if accelerator.is_main_process:
+        # Weights, and a config.json that says what was swapped: AutoModel loads them where hf_synthesizer is imported.
         unwrapped = accelerator.unwrap_model(trained)
         unwrapped.save_pretrained(loop.output_dir, state_dict=state)
         tokenizer.save_pretrained(loop.output_dir)
+        (Path(loop.output_dir) / "all_results.json").write_text(json.dumps(metrics, indent=2))
         if loop.push_to_hub:
             name = loop.hub_model_id or Path(loop.output_dir).name
             for thing in (unwrapped, tokenizer):
                 thing.push_to_hub(name, token=loop.hub_token)
-    metrics = {}
-    if accelerator.is_main_process:
-        metrics = json.loads((Path(loop.output_dir) / "all_results.json").read_text())
     leave_together()
     accelerator.end_training()
     return metrics
@@ -159,9 +164,8 @@ def train(
     task: Task,
     metric: Metric,
     loop: LoopArguments,
-    settings: dict[str, object],
-) -> torch.nn.Module:
-    """The loop: train, evaluate after every epoch, save, take up again. Returns the prepared model."""
+) -> tuple[torch.nn.Module, dict[str, float]]:
+    """The loop: train, evaluate after every epoch, save, take up again. Returns the prepared model and its last metrics."""
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -173,30 +177,19 @@ def train(
     steps_an_epoch = math.ceil(len(train_loader) / loop.gradient_accumulation_steps)
     total = loop.max_train_steps or loop.num_train_epochs * steps_an_epoch
     epochs = math.ceil(total / steps_an_epoch)
-    # A prepared scheduler moves once a process, so that it counts as one process alone would.
-    scheduler = accelerator.prepare(
-        get_scheduler(
-            loop.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=loop.num_warmup_steps * accelerator.num_processes,
-            num_training_steps=total * accelerator.num_processes,
-        )
-    )
-    if loop.with_tracking:
-        plain = {name: value for name, value in settings.items() if isinstance(value, (int, float, str, bool))}
-        accelerator.init_trackers("glue", plain)
-    done = load_checkpoint(accelerator, loop, steps_an_epoch)
+    processes = accelerator.num_processes  # a prepared scheduler moves once a process: it counts as one alone would
+    scheduler = get_scheduler(loop.lr_scheduler_type, optimizer, loop.num_warmup_steps * processes, total * processes)
+    scheduler = accelerator.prepare(scheduler)
+    done = load_checkpoint(accelerator, loop.resume_from_checkpoint, loop.output_dir, steps_an_epoch)
     rows = loop.per_device_train_batch_size * loop.gradient_accumulation_steps
-    accelerator.print(f"{total} steps of {rows} rows in each of {accelerator.num_processes} processes")
+    accelerator.print(f"{total} steps of {rows} rows in each of {processes} processes")
     bar = tqdm(total=total, initial=done, disable=None if accelerator.is_local_main_process else True)
     metrics: dict[str, float] = {}
     for epoch in range(done // steps_an_epoch, epochs):
         model.train()
         train_loader.set_epoch(epoch)
-        batches = train_loader
         skipped = (done - epoch * steps_an_epoch) * loop.gradient_accumulation_steps
-        if skipped:
-            batches = accelerator.skip_first_batches(train_loader, skipped)
+        batches = accelerator.skip_first_batches(train_loader, skipped) if skipped else train_loader
         loss_sum, counted = torch.zeros((), device=accelerator.device), 0
         for batch in batches:
             with accelerator.accumulate(model):
@@ -213,11 +206,8 @@ def train(
                 continue
             done += 1
             bar.update()
-            if (
-                loop.checkpointing_steps
-                and loop.checkpointing_steps.isdigit()
-                and not done % int(loop.checkpointing_steps)
-            ):
+            every = loop.checkpointing_steps or ""
+            if every.isdigit() and not done % int(every):
                 accelerator.save_state(str(Path(loop.output_dir) / f"step_{done}"))
             if done >= total:
                 break
@@ -231,19 +221,14 @@ def train(
     bar.close()
     if not metrics:  # taken up again after the last step
         metrics = evaluate(accelerator, model, eval_loaders, task, metric)
-    if accelerator.is_main_process:
-        Path(loop.output_dir).mkdir(parents=True, exist_ok=True)
-        (Path(loop.output_dir) / "all_results.json").write_text(json.dumps(metrics, indent=2))
-    return model
+    return model, metrics
 
 
 @torch.no_grad()
 def evaluate(
     accelerator: Accelerator, model: torch.nn.Module, loaders: dict[str, DataLoader], task: Task, metric: Metric
 ) -> dict[str, float]:
-    """The official metrics on complete validation sets, gathered over the processes; rows that fill up the last batch
-    count once.
-    """
+    """The official metrics on whole validation sets over all processes; rows that fill up the last batch count once."""
     model.eval()
     metrics = {}
     for split, data in loaders.items():
@@ -259,33 +244,6 @@ def evaluate(
         metrics |= {f"eval{suffix}_{name}": value for name, value in computed.items()}
         metrics[f"eval{suffix}_score"] = task.score(computed)
     return metrics
-
-
-def load_checkpoint(accelerator: Accelerator, loop: LoopArguments, steps_an_epoch: int) -> int:
-    """Load the state that `--resume_from_checkpoint` names; returns how many steps it has behind it."""
-    if loop.resume_from_checkpoint is None:
-        return 0
-    path = Path(loop.resume_from_checkpoint)
-    if loop.resume_from_checkpoint == "latest":
-        saved = [
-            p for p in Path(loop.output_dir).glob("*_*") if p.is_dir() and _steps_of(p, steps_an_epoch) is not None
-        ]
-        if not saved:
-            return 0
-        path = max(saved, key=lambda p: _steps_of(p, steps_an_epoch) or 0)
-    steps = _steps_of(path, steps_an_epoch)
-    if steps is None or not path.is_dir():
-        raise DataError(f"{path} is no folder that --checkpointing_steps saved (step_100, epoch_0).")
-    accelerator.print(f"going on from {path}")
-    accelerator.load_state(str(path))
-    return steps
-
-
-def _steps_of(path: Path, steps_an_epoch: int) -> int | None:
-    kind, _, number = path.name.partition("_")
-    if kind not in ("step", "epoch") or not number.isdigit():
-        return None
-    return int(number) if kind == "step" else (int(number) + 1) * steps_an_epoch
 
 
 if __name__ == "__main__":

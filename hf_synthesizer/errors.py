@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class SynthesizerError(Exception):
@@ -61,6 +63,22 @@ class DataError(SynthesizerError, ValueError):
 def first_line(error: BaseException) -> str:
     """The beginning of what another library's error says, which may go on for a page; its name where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@contextmanager
+def loading(what: str, name: str) -> Iterator[None]:
+    """Around whatever loads by a name of the Hub or of a folder.
+
+    Raises:
+        InvalidConfigError: instead of Transformers' own errors, which are a page long.
+    """
+    try:
+        yield
+    except SynthesizerError:
+        raise
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        where = "" if os.path.exists(name) else ", which is no folder here,"
+        raise InvalidConfigError(f"The {what} {name}{where} cannot be loaded: {first_line(error)}") from error
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

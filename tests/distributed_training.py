@@ -20,8 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from examples.shared.command_line import leave_together
 from hf_synthesizer import SynthesizerConfig, patch_model
-from hf_synthesizer.tasks.training import leave_together
 from tests.models import build
 
 SPEC = {0: SynthesizerConfig("random+dot_product"), 1: "factorized_dense+salience"}

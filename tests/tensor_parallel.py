@@ -15,8 +15,8 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 import hf_synthesizer
+from examples.shared.command_line import leave_together
 from hf_synthesizer.errors import UnsupportedModelError
-from hf_synthesizer.tasks.training import leave_together
 
 
 def main(folder: str) -> None:

@@ -161,6 +161,20 @@ def test_finetune_and_evaluate(folder: Path) -> None:
     assert evaluated["eval_samples"] == 11 and evaluated["eval_accuracy"] == pytest.approx(tuned["eval_accuracy"])
 
 
+def test_a_finetuning_that_has_ended_is_not_begun_again(folder: Path) -> None:
+    data = ("--task=mrpc", "--glue-dir=glue", "--max-length=16", "--epochs=1", "--output=suggested")
+    swap = ("--variant=random", "--layers=suggest", "--transfer-steps=3", "--teacher=stock")
+    tuned = run(folder, "finetune", "stock", *swap, *data)
+    config = json.loads((folder / "suggested" / "config.json").read_text())
+    assert sorted(config["synthesizer"]["layers"]["encoder"], key=str) == [0, None]
+    again = run(folder, "finetune", "stock", *swap, *data)
+    assert "train_loss" in tuned and "train_loss" not in again and again["eval_f1"] == tuned["eval_f1"]
+    message = refused(folder, "finetune", "stock", *data, "--variant=dense")
+    assert "is of another training (random there, dense here)" in message
+    message = refused(folder, "finetune", "stock", *data, "--transfer-steps=3")
+    assert "--transfer-steps says how to swap attention, so it needs --variant" in message
+
+
 def test_bench_and_doctor(folder: Path) -> None:
     bench = run(folder, "bench", "stock", "--variant=random", "--lengths=8", "--seconds=0.1")
     stock, random = bench["times"]

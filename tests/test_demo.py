@@ -11,11 +11,11 @@ from pathlib import Path
 
 import demo
 import pytest
-import snippets
 import torch
 from transformers import BertModel, BertTokenizerFast
 
 from hf_synthesizer.errors import DataError
+from shared import snippets
 from tests.models import bert_config
 
 

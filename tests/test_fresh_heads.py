@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from hf_synthesizer import InvalidConfigError, suggest_heads
 from hf_synthesizer.checkpoints.fresh_heads import fresh_weights, remember_fresh
 from hf_synthesizer.cli.app import app
-from hf_synthesizer.tasks.model import ModelArguments, load_teacher
-from hf_synthesizer.tasks.training import parse
+from shared.command_line import parse
+from shared.model import ModelArguments, load_teacher
 from tests.glue_rows import write_model
 from tests.models import build
 from tests.teaching import HEADS, loader

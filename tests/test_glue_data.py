@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset
+import run_glue
+import run_glue_no_trainer
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-from transformers import AutoModelForSequenceClassification, BertTokenizerFast
+from transformers import BertTokenizerFast
 
-from hf_synthesizer.errors import DataError
-from hf_synthesizer.glue import data as glue_data
-from hf_synthesizer.glue.conversion import ConversionArguments, transfer_text
-from hf_synthesizer.glue.data import DataArguments, load_data, tokenize
-from hf_synthesizer.glue.metrics import LocalGlueMetric, load_metric, predictions_of
-from hf_synthesizer.glue.tasks import TASKS, get_task
+from hf_synthesizer.errors import DataError, InvalidConfigError
+from hf_synthesizer.glue import data as task_data
+from hf_synthesizer.glue.tasks import TASKS, get_task, predictions_of
 from hf_synthesizer.patching.plan import parse_layers
-from hf_synthesizer.tasks.conversion import convert
+from shared import glue
+from shared.glue import ClassifierConversionArguments, DataArguments, LocalGlueMetric, load_data, load_metric, tokenize
 from tests.glue_rows import GOOD, row_of, write_rows
 
 # ---- metrics ----------------------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ def test_every_task_is_read_and_tokenized(name: str, glue_dir: Path, model_dir: 
     assert {"train", *task.validation} <= set(rows) and len(rows["train"]) == 9
     tokenizer = BertTokenizerFast.from_pretrained(model_dir)
     encoded = tokenize(task, rows["train"], tokenizer, arguments)
-    batch = glue_data.collator(task, tokenizer, arguments)([encoded[number] for number in range(4)])
+    batch = glue.collator(task, tokenizer, arguments)([encoded[number] for number in range(4)])
     assert batch["input_ids"].shape[0] == 4 and batch["input_ids"].shape[-1] <= 16
     assert batch["input_ids"].dim() == (3 if task.multiple_choice else 2)
     assert batch["labels"].tolist() == pytest.approx([row_of(task, n, "", "")["label"] for n in range(4)])
@@ -106,10 +107,10 @@ def test_the_text_of_a_transfer_is_made_up_and_arranged_like_the_data(
     )
     task, rows = load_data(arguments)
     encoded = tokenize(task, rows["train"], tokenizer, arguments)
-    conversion = ConversionArguments("random", transfer_steps=80, transfer_answers=40, transfer_batch_size=2)
-    found = transfer_text(encoded, conversion, arguments, tokenizer, 0)
+    conversion = ClassifierConversionArguments("random", transfer_steps=80, transfer_answers=40, transfer_batch_size=2)
+    found = glue.transfer_text(encoded, conversion, arguments, tokenizer, 0)
     assert len(found) == 240 and all("labels" not in row for row in found)
-    batch = glue_data.collator(task, tokenizer, arguments)(found[:50])
+    batch = glue.collator(task, tokenizer, arguments)(found[:50])
     assert batch["input_ids"].shape[-1] == 24 if pad else batch["input_ids"].shape[-1] <= 24
     if name == "mrpc":
         places = [row["token_type_ids"].index(1) for row in found if len(row["input_ids"]) < 24 or pad]
@@ -127,8 +128,8 @@ def test_the_hub_comes_first_and_a_local_folder_second(monkeypatch: pytest.Monke
         raise ConnectionError("no network")
 
     monkeypatch.delenv("GLUE_DIR", raising=False)
-    monkeypatch.setattr(glue_data, "load_dataset", unreachable)
-    monkeypatch.setattr(glue_data, "BESIDE_THE_REPOSITORY", glue_dir / "missing")
+    monkeypatch.setattr(task_data, "load_dataset", unreachable)
+    monkeypatch.setattr(glue, "BESIDE_THE_REPOSITORY", glue_dir / "missing")
     with pytest.raises(DataError, match="--glue_dir"):
         load_data(DataArguments(task_name="mrpc"))
     assert asked == [("nyu-mll/glue", "mrpc")]
@@ -192,7 +193,7 @@ def test_other_bad_input_is_one_clear_sentence(tmp_path: Path, glue_dir: Path) -
         load_data(DataArguments())
     tokenizer = SimpleNamespace(sep_token_id=None, pad_token_id=0, pad_token_type_id=0)
     with pytest.raises(DataError, match="a token between two texts"):
-        glue_data.arrange({"input_ids": [1, 2]}, tokenizer, DataArguments(second_text_at=9))
+        glue.arrange({"input_ids": [1, 2]}, tokenizer, DataArguments(second_text_at=9))
     path = write_rows(tmp_path / "stsb.jsonl", [{**GOOD, "label": 7.5}])
     with pytest.raises(DataError, match="7.5: stsb has scores from 0 to 5"):
         load_data(DataArguments(task_name="stsb", train_file=str(path)))
@@ -208,16 +209,25 @@ def test_layers_on_the_command_line() -> None:
         parse_layers("0-x")
 
 
-def test_conversion_flags_need_a_variant(model_dir: Path) -> None:
-    model = AutoModelForSequenceClassification.from_pretrained(model_dir)
-    assert convert(model, ConversionArguments(), max_length=16, dataloader=[]) is model
-    with pytest.raises(ValueError, match="--layers says how to swap attention, so it needs --variant"):
-        convert(model, ConversionArguments(layers="0"), max_length=16, dataloader=[])
-    with pytest.raises(ValueError, match="--transfer_steps says how to swap attention, so it needs --variant"):
-        convert(model, ConversionArguments(transfer_steps=9), max_length=16, dataloader=[])
-    with pytest.raises(ValueError, match="average is a closed form and takes no steps"):
-        arguments = ConversionArguments("random", transfer_method="average", transfer_steps=9)
-        convert(model, arguments, max_length=16, dataloader=[])
-    assert not hasattr(model.config, "synthesizer")
-    with pytest.raises(ValueError, match="--transfer_variation is a share"):
-        transfer_text(Dataset.from_list([]), ConversionArguments(transfer_variation=2.0), DataArguments(), None, 0)
+def test_a_model_stays_stock_without_a_variant(model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
+    flags = [f"--model_name_or_path={model_dir}", "--task_name=mrpc", f"--glue_dir={glue_dir}", "--max_length=16"]
+    run_glue.main([*flags, f"--output_dir={tmp_path}", "--do_train", "--max_steps=1", "--local_metrics", "--use_cpu"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "bert" and "synthesizer" not in config
+
+
+@pytest.mark.parametrize("script", [run_glue, run_glue_no_trainer])
+def test_conversion_flags_need_a_variant(script: Any, model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
+    flags = [f"--model_name_or_path={model_dir}", "--task_name=mrpc", f"--glue_dir={glue_dir}", "--max_length=16"]
+    for more, message in (
+        (["--layers=0"], "--layers says how to swap attention, so it needs --variant"),
+        (["--transfer_steps=9"], "--transfer_steps says how to swap attention, so it needs --variant"),
+        (
+            ["--variant=random", "--transfer_method=average", "--transfer_steps=9"],
+            "average is a closed form and takes no steps",
+        ),
+        (["--variant=random", "--transfer_variation=2"], "--transfer_variation is a share"),
+    ):
+        with pytest.raises(InvalidConfigError, match=message):
+            script.main([*flags, f"--output_dir={tmp_path / 'out'}", *more])
+        assert not (tmp_path / "out").exists()

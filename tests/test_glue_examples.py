@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -10,20 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_glue
+import run_glue_no_trainer
 import torch
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
 from hf_synthesizer import InvalidConfigError
-from hf_synthesizer.glue import data as glue_data
-from hf_synthesizer.glue.data import DataArguments, load_data, tokenize
 from hf_synthesizer.glue.tasks import get_task
-from hf_synthesizer.tasks.training import parse
+from shared.command_line import parse
+from shared.glue import DataArguments, collator, load_data, tokenize
 from tests.glue_rows import EXAMPLES, GOOD, write_rows
-
-run_glue = importlib.import_module("run_glue")
-run_glue_no_trainer = importlib.import_module("run_glue_no_trainer")
 
 
 def flags(model_dir: Path, output_dir: Path, *more: str) -> list[str]:
@@ -223,7 +220,7 @@ def test_two_processes_count_every_row_once(script: str, model_dir: Path, glue_d
     task, rows = load_data(arguments)
     tokenizer = BertTokenizerFast.from_pretrained(model_dir)
     encoded = tokenize(task, rows["validation"], tokenizer, arguments)
-    batch = glue_data.collator(task, tokenizer, arguments)([encoded[number] for number in range(len(encoded))])
+    batch = collator(task, tokenizer, arguments)([encoded[number] for number in range(len(encoded))])
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     with torch.no_grad():
         found = model(**batch).logits.argmax(-1)

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from hf_synthesizer import InvalidConfigError
 from hf_synthesizer.errors import DataError
-from hf_synthesizer.tasks import files
-from hf_synthesizer.tasks.files import FileArguments, first, load_splits
-from hf_synthesizer.tasks.masking import masker
-from hf_synthesizer.tasks.perplexity import perplexity_of, sums
-from hf_synthesizer.tasks.training import parse
+from shared import files
+from shared.command_line import parse
+from shared.files import FileArguments, first, load_splits
+from shared.masking import masker
+from shared.perplexity import perplexity_of, sums
 from tests.task_rows import pairs, sentences, tokenizer, write_json, write_model, write_parallel, write_text
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

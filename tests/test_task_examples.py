@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -13,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_clm as clm
+import run_dialogue as dialogue
+import run_mlm as mlm
+import run_summarization as summarization
+import run_translation as translation
 import torch
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu import corpus_bleu, corpus_chrf
@@ -21,13 +25,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synthesizer import InvalidConfigError
-from hf_synthesizer.tasks import training
+from shared import training
 from tests.task_rows import sentences, tokenizer, write_json, write_model, write_parallel, write_text
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-clm, mlm, translation, summarization, dialogue = (
-    importlib.import_module(f"run_{name}") for name in ("clm", "mlm", "translation", "summarization", "dialogue")
-)
 QUIET = ("--report_to=none", "--disable_tqdm=True", "--use_cpu")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_synthesizer.glue.variation import special_ids, vary
+from hf_synthesizer.transfer.variation import special_ids, vary
 
 CLS, SEP = 101, 102
 

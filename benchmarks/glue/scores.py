@@ -41,11 +41,10 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import commit, processor, quick_output
 from benchmarks.measurements.run_files import file_of, missing, parser_of, write
-from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention
-from hf_synthesizer.glue.data import DataArguments, collator, load_data, tokenize
-from hf_synthesizer.glue.model import ModelArguments, load_model
-from hf_synthesizer.glue.tasks import Task, get_task
-from hf_synthesizer.glue.training import (
+from examples.shared.glue import ClassifierArguments as ModelArguments
+from examples.shared.glue import DataArguments, collator, load_data, tokenize
+from examples.shared.glue import load_classifier as load_model
+from examples.shared.loop import (
     GroupedBatches,
     Rows,
     examples_per_second,
@@ -53,8 +52,10 @@ from hf_synthesizer.glue.training import (
     score,
     unlabelled,
 )
-from hf_synthesizer.glue.variation import special_ids, vary
-from hf_synthesizer.tasks.model import load_tokenizer
+from examples.shared.model import load_tokenizer
+from hf_synthesizer import SynthesizerConfig, count_parameters, patch_model, suggest_layers, transfer_attention
+from hf_synthesizer.glue.tasks import Task, get_task
+from hf_synthesizer.transfer.variation import special_ids, vary
 
 RESULTS = ALL_RESULTS / "glue"
 TASKS = ("cola", "sst2", "mrpc", "stsb", "rte")

@@ -21,10 +21,10 @@ import torch
 from benchmarks.glue import scores as glue
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import quick_output
+from examples.shared.loop import GroupedBatches, unlabelled
 from hf_synthesizer import transfer_attention
 from hf_synthesizer.glue.tasks import get_task
-from hf_synthesizer.glue.training import GroupedBatches, unlabelled
-from hf_synthesizer.glue.variation import special_ids, vary
+from hf_synthesizer.transfer.variation import special_ids, vary
 
 RESULTS = ALL_RESULTS / "glue_probes.csv"
 COLUMNS = "task variant recipe seed divergence_before divergence_after error_before error_after score teacher_score seconds commit"

@@ -46,9 +46,9 @@ from benchmarks.heads.closed_forms import MEASURED, Whole, cache_share, take_hea
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import processor, quick_output
 from benchmarks.measurements.run_files import missing, parser_of, write
+from examples.shared.loop import GroupedBatches, finetune, unlabelled
 from hf_synthesizer import patch_model, transfer_attention
-from hf_synthesizer.glue.training import GroupedBatches, finetune, unlabelled
-from hf_synthesizer.glue.variation import special_ids, vary
+from hf_synthesizer.transfer.variation import special_ids, vary
 
 RESULTS = ALL_RESULTS / "heads"
 

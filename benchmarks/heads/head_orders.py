@@ -23,8 +23,8 @@ from benchmarks.heads import curve
 from benchmarks.heads.command_line import bench_of, parser_of
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import processor
+from examples.shared.loop import unlabelled
 from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, transfer_attention
-from hf_synthesizer.glue.training import unlabelled
 from hf_synthesizer.transfer.head_gates import gated
 from hf_synthesizer.transfer.observe import observing, pair_layers
 from hf_synthesizer.transfer.suggest import change_of_answers, head_costs

@@ -22,8 +22,8 @@ from benchmarks.glue import scores as glue
 from benchmarks.heads import curve
 from benchmarks.heads.command_line import bench_of, parser_of
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
+from examples.shared.loop import unlabelled
 from hf_synthesizer import patch_model
-from hf_synthesizer.glue.training import unlabelled
 from hf_synthesizer.transfer.first_order import MeanStates, dense_of, fine_and_coarse
 from hf_synthesizer.transfer.observe import Call, observe_calls, observing, pair_layers
 

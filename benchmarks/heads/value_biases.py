@@ -24,7 +24,7 @@ from benchmarks.heads import curve
 from benchmarks.heads.command_line import bench_of, parser_of
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import processor
-from hf_synthesizer.glue.training import outputs_of
+from examples.shared.loop import outputs_of
 from hf_synthesizer.transfer.observe import LayerPair, learners_of, observing, pair_layers
 
 RESULTS = ALL_RESULTS / "value_biases.csv"

@@ -14,9 +14,9 @@ from transformers import (
 )
 
 from benchmarks.paper.task import Rows, Size, Task
-from hf_synthesizer.glue.training import autocast
-from hf_synthesizer.tasks.masking import masker
-from hf_synthesizer.tasks.perplexity import perplexity_of, sums
+from examples.shared.loop import autocast
+from examples.shared.masking import masker
+from examples.shared.perplexity import perplexity_of, sums
 
 
 class LanguageModel(Task):

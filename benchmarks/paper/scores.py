@@ -27,7 +27,7 @@ from benchmarks.measurements.records import ROOT
 from benchmarks.measurements.run_files import file_of, measured_on, missing, parser_of, write
 from benchmarks.paper.task import STOCK, Task
 from benchmarks.paper.tasks import TASKS
-from hf_synthesizer.glue.training import finetune
+from examples.shared.loop import finetune
 
 RESULTS = ALL_RESULTS / "paper"
 VARIANTS = (

@@ -11,8 +11,8 @@ from transformers import (
 
 from benchmarks.paper.task import STOCK, Pretrained, Rows, Size
 from benchmarks.paper.text_to_text import TextToText
+from examples.shared.generated import summary_scores
 from hf_synthesizer import transfer_attention
-from hf_synthesizer.tasks.generated import summary_scores
 
 
 class Summarization(Pretrained, TextToText):

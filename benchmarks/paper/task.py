@@ -15,8 +15,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from examples.shared.loop import GroupedBatches
 from hf_synthesizer import patch_model
-from hf_synthesizer.glue.training import GroupedBatches
 
 STOCK = "dot_product"
 Rows = list[dict[str, Any]]

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from benchmarks.paper.task import Rows, Task
-from hf_synthesizer.glue.training import autocast
+from examples.shared.loop import autocast
 
 
 class TextToText(Task):

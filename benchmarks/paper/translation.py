@@ -12,8 +12,8 @@ from transformers import (
 
 from benchmarks.paper.task import Size
 from benchmarks.paper.text_to_text import TextToText
-from hf_synthesizer.tasks.files import read_parallel
-from hf_synthesizer.tasks.generated import translation_scores
+from examples.shared.files import read_parallel
+from examples.shared.generated import translation_scores
 
 
 class Translation(TextToText):

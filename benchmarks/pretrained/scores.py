@@ -33,8 +33,8 @@ from benchmarks.measurements.run_files import file_of, measured_on, missing, par
 from benchmarks.paper.language_modelling import LanguageModel
 from benchmarks.paper.task import Task
 from benchmarks.pretrained.tasks import TASKS
+from examples.shared.loop import GroupedBatches
 from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, suggest_heads, transfer_attention
-from hf_synthesizer.glue.training import GroupedBatches
 from hf_synthesizer.synthesizers import RandomSynthesizer
 
 RESULTS = ALL_RESULTS / "pretrained"

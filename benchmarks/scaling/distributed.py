@@ -28,9 +28,9 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.measurements.records import RESULTS, ROOT, commit, quick_output
+from examples.shared.command_line import leave_together
 from hf_synthesizer import SynthesizerConfig, patch_model
 from hf_synthesizer.faces.mixin import SynthesizerMixin
-from hf_synthesizer.tasks.training import leave_together
 
 RESULT = RESULTS / "settings.csv"
 SETTINGS = {

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import InvalidConfigError
 from ..patching.changes import Samples, changed_weights, sample_weights
 
 _NOTE = "_synthesizer_fresh"
@@ -30,3 +31,17 @@ def fresh_weights(model: nn.Module) -> list[str]:
     """
     drawn: Samples = model.__dict__.get(_NOTE, {})
     return sorted(drawn.keys() - set(changed_weights(model, drawn)))
+
+
+def require_trained_head(model: nn.Module, why: str) -> None:
+    """Whether all weights of a model come from its checkpoint, its head's too.
+
+    Raises:
+        InvalidConfigError: where some were drawn at random when it was loaded; the message begins with `why`.
+    """
+    drawn = fresh_weights(model)
+    if drawn:
+        raise InvalidConfigError(
+            f"{why}, but the checkpoint of this {type(model).__name__} has no weights for {', '.join(drawn[:3])}"
+            f"{'…' * (len(drawn) > 3)}: name a model that was fine-tuned on the task."
+        )

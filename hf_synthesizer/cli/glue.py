@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,11 +55,10 @@ def evaluate(
     Example:
       hf-synthesizer evaluate tuned --task mrpc --json
     """
-    data = {"task_name": task, "max_length": max_length, "max_eval_samples": max_samples}
-    files = {"glue_dir": glue_dir, "validation_file": validation_file}
+    data = (task, {"validation": validation_file}, glue_dir, {"validation": max_samples})
     with working(), tempfile.TemporaryDirectory() as folder:
         training = {"output_dir": folder, "do_eval": True, "per_device_eval_batch_size": batch_size}
-        found = _run(model, data, files, {}, training)
+        found = _run(model, data, max_length, training)
     metrics = {name: value for name, value in found.items() if name not in ("epoch", "eval_model_preparation_time")}
     show(metrics, _table(metrics), json)
 
@@ -93,14 +94,9 @@ def finetune(
       hf-synthesizer finetune taught --task sst2 --output tuned
       hf-synthesizer finetune bert-base-uncased --variant dense+salience --transfer-steps 900 --task mrpc --output tuned
     """
-    data = {
-        "task_name": task,
-        "max_length": max_length,
-        "max_train_samples": max_train_samples,
-        "max_eval_samples": max_samples,
-    }
-    files = {"glue_dir": glue_dir, "train_file": train_file, "validation_file": validation_file}
-    conversion = {"variant": variant, "layers": layers, "transfer_steps": transfer_steps, "teacher": teacher}
+    files = {"train": train_file, "validation": validation_file}
+    data = (task, files, glue_dir, {"train": max_train_samples, "validation": max_samples})
+    conversion = {"layers": layers, "transfer_steps": transfer_steps, "teacher": teacher}
     training = {
         "output_dir": str(output),
         "do_train": True,
@@ -108,40 +104,87 @@ def finetune(
         "num_train_epochs": epochs,
         "learning_rate": learning_rate,
         "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": 64,
         "seed": seed,
         "logging_steps": 0.05,  # twenty points of a curve
     }
+    for name, value in conversion.items():
+        if value and variant is None:
+            flag = name.replace("_", "-")
+            raise CommandError(f"--{flag} says how to swap attention, so it needs --variant.")
     with working():
         require_folder(output)
-        metrics = _run(model, data, files, conversion, training)
+        metrics = _run(model, data, max_length, training, variant, **conversion)
     show({**metrics, "output": str(output)}, f"{_table(metrics)}\nsaved in {output}", json)
 
 
 def _run(
     model: str,
-    data: dict[str, Any],
-    files: dict[str, Path | None],
-    conversion: dict[str, Any],
+    data: tuple[Any, ...],
+    max_length: int,
     training: dict[str, Any],
+    variant: str | None = None,
+    **conversion: Any,
 ) -> dict[str, float]:
-    from ..glue.conversion import ConversionArguments
-    from ..glue.data import DataArguments
-    from ..glue.model import ModelArguments
-    from ..glue.run import GlueTrainingArguments, run
+    from transformers import TrainingArguments
 
-    named: dict[str, Any] = {name: None if path is None else str(path) for name, path in files.items()}
+    from ..glue.data import load_task
+    from ..glue.run import run
+
     try:
-        return run(
-            ModelArguments(model),
-            DataArguments(**data, **named, local_metrics=True),
-            ConversionArguments(**conversion),
-            GlueTrainingArguments(report_to="none", disable_tqdm=not watched(), **training),
-        )
+        arguments = TrainingArguments(report_to="none", disable_tqdm=not watched(), **training)
+        task, rows = load_task(*data)
+        convert = None if variant is None else partial(_convert, arguments, task, max_length, variant, **conversion)
+        return run(model, task, rows, arguments, max_length=max_length, variant=variant, convert=convert)
     except DataError as error:  # in the flags of the examples
         flags = re.sub(r"--\w+", lambda flag: flag[0].replace("_", "-"), str(error)).replace("--task-name", "--task")
         raise CommandError(flags) from error
     except OSError as error:
         raise CommandError(f"{model!r} or its data cannot be read: {' '.join(str(error).split())[:400]}") from error
+
+
+def _convert(
+    training: Any,
+    task: Any,
+    max_length: int,
+    variant: str,
+    model: Any,
+    rows: Any,
+    tokenizer: Any,
+    *,
+    layers: str | None,
+    transfer_steps: int,
+    teacher: str | None,
+) -> None:
+    """Patch a model in place, let stock attention teach it on rows that are made up from the training rows, and log both."""
+    import torch
+    from torch.utils.data import DataLoader
+    from transformers.utils import logging
+
+    from ..glue.data import collator_for
+    from ..glue.run import load_model
+    from ..patching.plan import parse_layers
+    from ..patching.report import patch_report
+    from ..patching.swap import patch_model
+    from ..transfer import suggest_layers, transfer_attention
+    from ..transfer.variation import MEASURED_BATCHES, rows_for_transfer, special_ids
+
+    logger = logging.get_logger(__name__)
+    stock = copy.deepcopy(model) if teacher is None else load_model(teacher, task, what="teacher").to(model.device)
+    size = 32 * max(transfer_steps, MEASURED_BATCHES)
+    texts = rows_for_transfer(rows, size, special_ids(tokenizer), max_length, training.seed)
+    collate, order = collator_for(task, tokenizer, max_length), torch.Generator().manual_seed(training.seed)
+    batches: Any = DataLoader(texts, 32, shuffle=True, generator=order, collate_fn=collate)  # type: ignore[arg-type]
+    wanted: Any = variant
+    if layers == "suggest":
+        wanted, layers = suggest_layers(stock, batches, variant, 0.5, max_length=max_length), None
+        logger.warning(f"Suggested layers:\n{wanted}")
+    patch_model(model, wanted, layers=parse_layers(layers), max_length=max_length)
+    logger.warning(f"{patch_report(model)}")
+    if transfer_steps:
+        kept = Path(str(training.output_dir)) / "transfer"
+        report = transfer_attention(model, stock, batches, steps=transfer_steps, checkpoint_dir=kept)
+        logger.warning(f"Transfer:\n{report}")
 
 
 def _table(metrics: dict[str, float]) -> str:

@@ -1,2 +1,1 @@
-"""GLUE and SuperGLUE: tasks, data, metrics, and a conversion with fine-tuning; for the command line, the examples and the
-benchmark. Needs the packages of the extra `examples`."""
+"""Classification and regression with GLUE, SuperGLUE and files of the same kind: what `evaluate` and `finetune` need."""

@@ -1,4 +1,4 @@
-"""The tasks of GLUE and SuperGLUE that classify or rate a text or a pair of texts."""
+"""The tasks of GLUE and SuperGLUE that classify or rate a text or a pair of texts, and their official metrics."""
 
 from __future__ import annotations
 
@@ -6,36 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
 from ..errors import DataError, did_you_mean
 
 GLUE = "nyu-mll/glue"
 SUPER_GLUE = "aps/super_glue"
-MULTIPLE_CHOICE = "multiple_choice"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task.
-
-    Attributes:
-        name: as on the command line.
-        config: as in the data set and in `evaluate.load("glue" or "super_glue", config)`.
-        dataset: the data set of the Hub.
-        fields: the columns of the text and of its pair; empty for a custom file whose columns are not known yet.
-        labels: the classes by their ids; empty for a regression.
-        metrics: the official metrics; their mean is the score.
-        validation: the validation splits.
-        multiple_choice: whether a row asks which of two continuations fits (COPA).
-    """
+    """One task: where its rows come from, what a row holds, and what a model is to say of it."""
 
     name: str
-    config: str
-    dataset: str
-    fields: tuple[str, ...]
-    labels: tuple[str, ...]
+    config: str  # in the data set, and in `evaluate.load("glue" or "super_glue", config)`
+    dataset: str  # of the Hub
+    fields: tuple[str, ...]  # the columns of the text and of its pair
+    labels: tuple[str, ...]  # the classes by their ids; empty for a regression
     metrics: tuple[str, ...] = ("accuracy",)
     validation: tuple[str, ...] = ("validation",)
-    multiple_choice: bool = False
+    multiple_choice: bool = False  # whether a row asks which of two continuations fits (COPA)
 
     @property
     def regression(self) -> bool:
@@ -52,76 +44,56 @@ class Task:
         return float(sum(metrics[name] for name in self.metrics) / len(self.metrics))
 
 
-_ENTAILMENT = ("entailment", "not_entailment")
-_F1 = ("accuracy", "f1")
+_ENTAILMENT, _BOTH = ("entailment", "not_entailment"), ("validation_matched", "validation_mismatched")
+_SENTENCES, _PREMISE = ("sentence1", "sentence2"), ("premise", "hypothesis")
+_CHOICES, _F1 = ("choice1", "choice2"), ("accuracy", "f1")
 
 TASKS = {
     task.name: task
     for task in (
         Task("cola", "cola", GLUE, ("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",)),
         Task("sst2", "sst2", GLUE, ("sentence",), ("negative", "positive")),
-        Task("mrpc", "mrpc", GLUE, ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), _F1),
+        Task("mrpc", "mrpc", GLUE, _SENTENCES, ("not_equivalent", "equivalent"), _F1),
         Task("qqp", "qqp", GLUE, ("question1", "question2"), ("not_duplicate", "duplicate"), _F1),
-        Task("stsb", "stsb", GLUE, ("sentence1", "sentence2"), (), ("pearson", "spearmanr")),
-        Task(
-            "mnli",
-            "mnli",
-            GLUE,
-            ("premise", "hypothesis"),
-            ("entailment", "neutral", "contradiction"),
-            validation=("validation_matched", "validation_mismatched"),
-        ),
+        Task("stsb", "stsb", GLUE, _SENTENCES, (), ("pearson", "spearmanr")),
+        Task("mnli", "mnli", GLUE, _PREMISE, ("entailment", "neutral", "contradiction"), validation=_BOTH),
         Task("qnli", "qnli", GLUE, ("question", "sentence"), _ENTAILMENT),
-        Task("rte", "rte", GLUE, ("sentence1", "sentence2"), _ENTAILMENT),
-        Task("wnli", "wnli", GLUE, ("sentence1", "sentence2"), ("not_entailment", "entailment")),
+        Task("rte", "rte", GLUE, _SENTENCES, _ENTAILMENT),
+        Task("wnli", "wnli", GLUE, _SENTENCES, ("not_entailment", "entailment")),
         Task("boolq", "boolq", SUPER_GLUE, ("question", "passage"), ("False", "True")),
-        Task(
-            "cb",
-            "cb",
-            SUPER_GLUE,
-            ("premise", "hypothesis"),
-            ("entailment", "contradiction", "neutral"),
-            ("accuracy", "f1"),
-        ),
-        Task(
-            "copa",
-            "copa",
-            SUPER_GLUE,
-            ("premise", "question", "choice1", "choice2"),
-            ("choice1", "choice2"),
-            multiple_choice=True,
-        ),
-        Task("super_glue_rte", "rte", SUPER_GLUE, ("premise", "hypothesis"), _ENTAILMENT),
-        Task("wic", "wic", SUPER_GLUE, ("word", "sentence1", "sentence2"), ("False", "True")),
+        Task("cb", "cb", SUPER_GLUE, _PREMISE, ("entailment", "contradiction", "neutral"), _F1),
+        Task("copa", "copa", SUPER_GLUE, ("premise", "question", *_CHOICES), _CHOICES, multiple_choice=True),
+        Task("super_glue_rte", "rte", SUPER_GLUE, _PREMISE, _ENTAILMENT),
+        Task("wic", "wic", SUPER_GLUE, ("word", *_SENTENCES), ("False", "True")),
     )
 }
 """All tasks by name. SuperGLUE's RTE is `super_glue_rte`: its columns are called otherwise than those of GLUE's."""
 
 
 def get_task(name: str) -> Task:
-    """The task of that name, however it is spelled (`SST-2`, `sts_b`).
-
-    Raises:
-        DataError: for an unknown one.
-    """
+    """The task of that name, however it is spelled (`SST-2`, `sts_b`); DataError for an unknown one."""
     plain = name.lower()
-    for key in (plain, plain.replace("-", "").replace("_", "")):
-        if key in TASKS:
-            return TASKS[key]
-    raise DataError(f"Unknown task {name!r}: the tasks are {', '.join(TASKS)}.{did_you_mean(plain, TASKS)}")
+    task = TASKS.get(plain) or TASKS.get(plain.replace("-", "").replace("_", ""))
+    if task is None:
+        raise DataError(f"Unknown task {name!r}: the tasks are {', '.join(TASKS)}.{did_you_mean(plain, TASKS)}")
+    return task
 
 
-def texts_of(task: Task, row: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The text of a row, and its pair where the task has one (not for multiple choice)."""
-    values = [row[name] for name in task.fields]
-    if task.name == "wic":
-        word, first, second = values
-        return f"{word}: {first}", second
-    return values[0], values[1] if len(values) > 1 else None
+_METRICS = {
+    "accuracy": lambda task, found, wanted: accuracy_score(wanted, found),
+    "f1": lambda task, found, wanted: f1_score(wanted, found, average="macro" if task.num_labels > 2 else "binary"),
+    "matthews_correlation": lambda task, found, wanted: matthews_corrcoef(wanted, found),
+    "pearson": lambda task, found, wanted: pearsonr(found, wanted)[0],
+    "spearmanr": lambda task, found, wanted: spearmanr(found, wanted)[0],
+}
 
 
-def choices_of(row: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[str, str]]:
-    """COPA's two pairs: the premise with its question, and each of the two answers."""
-    question = "What was the cause of this?" if row["question"] == "cause" else "What happened as a result?"
-    premise = f"{row['premise']} {question}"
-    return (premise, row["choice1"]), (premise, row["choice2"])
+def predictions_of(task: Task, outputs: np.ndarray | tuple[np.ndarray, ...]) -> np.ndarray:
+    """From a model's outputs (rows, labels), or a tuple that begins with them: class ids, or the numbers of a regression."""
+    outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+    return outputs.reshape(len(outputs), -1)[:, 0] if task.regression else outputs.argmax(-1)
+
+
+def official_metrics(task: Task, predictions: np.ndarray, references: Any) -> dict[str, float]:
+    """The task's metrics by scikit-learn and SciPy, without a network."""
+    return {name: float(_METRICS[name](task, predictions, references)) for name in task.metrics}

@@ -1,9 +1,10 @@
-"""Plain texts as what a transfer and a suggestion look at: files of them, and batches."""
+"""Texts from files, plain ones and tables, and batches of them as what a transfer and a suggestion look at."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import InvalidConfigError
+from ..errors import DataError, InvalidConfigError, first_line
+
+TABLES = {"csv": "csv", "json": "json", "jsonl": "json", "parquet": "parquet"}
+"""What files with columns end in, and who reads them."""
 
 
 def read_texts(path: Path, column: str = "text") -> list[str]:
@@ -39,6 +43,39 @@ def _column(path: Path, number: int, line: str, column: str) -> str:
         found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         raise InvalidConfigError(f"Line {number} of {path} has no text in the column {column!r}; it has {found}.")
     return row[column]
+
+
+def read_files(files: Mapping[str, Path], readers: Mapping[str, str] = TABLES, *, streaming: bool = False) -> dict:
+    """The splits from files; each must exist, have a known ending and at least one row.
+
+    Raises:
+        DataError: where one has not.
+    """
+    from datasets import load_dataset  # an extra, which plain texts do not need
+
+    splits = {}
+    for split, path in files.items():
+        kind = readers.get(path.suffix.lstrip("."))
+        if kind is None:
+            *some, last = sorted(readers)
+            raise DataError(f"{path} ends in {path.suffix!r}: {', '.join(some)} and {last} can be read.")
+        if not path.is_file():
+            raise DataError(f"{path} does not exist.")
+        with path.open("rb") as file:
+            if kind != "parquet" and not any(map(bytes.strip, file)):
+                raise DataError(f"{path} is empty.")
+        options: dict[str, Any] = {"keep_linebreaks": True} if kind == "text" else {}
+        try:
+            splits[split] = load_dataset(kind, data_files=str(path), split="train", streaming=streaming, **options)
+            empty = not any(True for _ in islice(splits[split], 1))
+        except Exception as error:  # each reader has its own
+            reason = first_line(error.__cause__ or error)
+            if "corresponds to no data" in reason:
+                raise DataError(f"{path} has no rows.") from error
+            raise DataError(f"{path} cannot be read as {kind}: {reason}") from error
+        if empty:
+            raise DataError(f"{path} has no rows.")
+    return splits
 
 
 def text_batches(

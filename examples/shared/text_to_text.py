@@ -1,4 +1,4 @@
-"""Text to text, for translation and summarisation: pairs, a conversion, a training with Seq2SeqTrainer, generated text."""
+"""Text to text, for translation and summarisation: flags, pairs as tokens, and a Seq2SeqTrainer that scores generated text."""
 
 from __future__ import annotations
 
@@ -9,23 +9,14 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    DataCollatorForSeq2Seq,
-    EvalPrediction,
-    PreTrainedTokenizerBase,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    set_seed,
-)
+from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from ..errors import DataError, InvalidConfigError
-from .conversion import ConversionArguments, require_weights
-from .files import FileArguments, require_splits
-from .languages import speak
-from .model import TextModelArguments, load_teacher, load_text_model, load_tokenizer, require_positions
+from hf_synthesizer.checkpoints.resuming import keep
+from hf_synthesizer.errors import DataError, InvalidConfigError
+
+from .files import FileArguments
 from .perplexity import IGNORED
-from .training import convert_before_training, evaluate, keep, train, transfer_batches, write_lines
+from .training import write_lines
 
 Scores = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
 """From generated and wanted texts to metrics."""
@@ -97,29 +88,12 @@ class TextToTextTrainer(Seq2SeqTrainer):
         return {**self.scores(self.generated, self.targets), "gen_len": float(lengths.mean())}
 
 
-def run(
-    model_arguments: TextModelArguments,
-    data: TextToTextArguments,
-    conversion: ConversionArguments,
-    training: TextToTextTrainingArguments,
-    pairs: dict[str, Dataset],
-    scores: Scores,
-    languages: tuple[str, str] | None = None,
-) -> dict[str, float]:
-    """Convert, train, evaluate and predict on pairs of texts, as far as the arguments say so; returns the metrics.
-
-    Args:
-        model_arguments, data, conversion, training: what the command line says.
-        pairs: the splits, with the columns `source` and `target`.
-        scores: the metrics of generated text.
-        languages: what is translated into what.
+def longest(data: TextToTextArguments, training: TextToTextTrainingArguments) -> tuple[int, int]:
+    """The longest text, source, target or generated, and the number of positions of the synthesizers.
 
     Raises:
-        DataError: for data that is missing or does not fit.
-        InvalidConfigError: for arguments that contradict each other, and what `patch_model` and `transfer_attention` raise.
+        InvalidConfigError: where there are fewer positions than the longest text needs.
     """
-    require_weights(model_arguments.model_name_or_path, conversion)
-    require_splits(pairs, training)
     training.generation_max_length = training.generation_max_length or data.max_target_length
     wanted = max(data.max_source_length, data.max_target_length, training.generation_max_length)
     length = data.max_length or wanted
@@ -127,51 +101,16 @@ def run(
         raise InvalidConfigError(
             f"--max_length {length} is less than the longest text, source, target or generated: {wanted}."
         )
-    set_seed(training.seed)
-    tokenizer = load_tokenizer(model_arguments)
-    tokenizer.padding_side = "right"
-    model = load_text_model(model_arguments, AutoModelForSeq2SeqLM, tokenizer).to(training.device)
-    require_positions(model, wanted, "A length of")
-    speak(model, tokenizer, languages, data.source_prefix)
-    encoded = {split: encode(rows, tokenizer, data) for split, rows in pairs.items()}
-    collate = DataCollatorForSeq2Seq(tokenizer, model=model)
-    convert_before_training(
-        model,
-        conversion,
-        training,
-        max_length=length,
-        dataloader=transfer_batches(
-            lambda: encoded.get("train", encoded[next(iter(encoded))]).remove_columns("target"),
-            conversion,
-            collate,
-            training.seed,
-        ),
-        teacher=load_teacher(conversion.teacher, AutoModelForSeq2SeqLM, training.device, model_arguments),
-    )
-    trainer = TextToTextTrainer(
-        model=model,
-        args=training,
-        train_dataset=encoded.get("train") if training.do_train else None,
-        eval_dataset=encoded.get("validation"),
-        processing_class=tokenizer,
-        data_collator=collate,
-        scores=scores,
-    )
-    metrics: dict[str, float] = {}
-    if training.do_train:
-        metrics |= train(trainer)
-    if training.do_eval:
-        metrics |= evaluate(trainer, encoded["validation"])
-    if training.do_predict:
-        found = dict(trainer.predict(encoded["test"], metric_key_prefix="predict").metrics or {})
-        keep(trainer, "predict", found)
-        if training.predict_with_generate:
-            write_lines(trainer, "generated_predictions.txt", trainer.generated)
-        metrics |= found
-    if training.push_to_hub:
-        task = "translation" if languages else "summarization"
-        trainer.push_to_hub(finetuned_from=model_arguments.model_name_or_path or None, tasks=task)
-    return metrics
+    return wanted, length
+
+
+def predict(trainer: TextToTextTrainer, rows: Dataset) -> dict[str, float]:
+    """The metrics of a test set, printed and saved, and what was generated, a line each."""
+    found = dict(trainer.predict(rows, metric_key_prefix="predict").metrics or {})
+    keep(trainer, "predict", found)
+    if trainer.args.predict_with_generate:
+        write_lines(trainer, "generated_predictions.txt", trainer.generated)
+    return found
 
 
 def checked(split: str, sources: Sequence[Any], targets: Sequence[Any]) -> Dataset:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +18,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..checkpoints.fresh_heads import remember_fresh
-from ..errors import InvalidConfigError, SynthesizerError, first_line
-from ..pictures.recorded import longest_of
+from hf_synthesizer.checkpoints.fresh_heads import remember_fresh
+from hf_synthesizer.errors import InvalidConfigError, loading
+from hf_synthesizer.pictures.recorded import longest_of
 
 logger = logging.get_logger(__name__)
 
@@ -82,22 +79,6 @@ def load_tokenizer(arguments: ModelArguments) -> PreTrainedTokenizerBase:
         raise InvalidConfigError("A model from scratch has no tokenizer of its own: name --tokenizer_name.")
     with loading("tokenizer", name):
         return AutoTokenizer.from_pretrained(name, **arguments.download_options())
-
-
-@contextmanager
-def loading(what: str, name: str) -> Iterator[None]:
-    """Around whatever loads by a name.
-
-    Raises:
-        InvalidConfigError: instead of Transformers' own errors, which are a page long.
-    """
-    try:
-        yield
-    except SynthesizerError:
-        raise
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        where = "" if Path(name).exists() else ", which is no folder here,"
-        raise InvalidConfigError(f"The {what} {name}{where} cannot be loaded: {first_line(error)}") from error
 
 
 def load_text_model(arguments: TextModelArguments, auto_class: Any, tokenizer: PreTrainedTokenizerBase) -> Any:

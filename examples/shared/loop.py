@@ -1,4 +1,4 @@
-"""A plain training loop for the demo and the benchmark, where each second is counted."""
+"""A plain training loop for the demo and the benchmarks, where each second is counted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
-from .metrics import load_metric, predictions_of
-from .tasks import Task
-
-Rows = list[dict[str, Any]]
+from hf_synthesizer.glue.tasks import Task, official_metrics, predictions_of
+from hf_synthesizer.transfer.variation import Rows
 
 
 class GroupedBatches:
@@ -111,9 +109,7 @@ def score(
 ) -> tuple[float, dict[str, float]]:
     """The task's official main metric on the rows, and all its metrics."""
     predictions = predictions_of(task, outputs_of(model, rows, collate))
-    metrics = load_metric(task, network=False).compute(
-        predictions=predictions, references=[row["labels"] for row in rows]
-    )
+    metrics = official_metrics(task, predictions, np.asarray([row["labels"] for row in rows]))
     return task.score(metrics), metrics
 
 

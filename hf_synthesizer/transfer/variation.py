@@ -22,6 +22,8 @@ LOST = 0.2
 """The share of its tokens that a thinned text loses."""
 REPLACED = (0.15, 0.3, 0.5)
 """The shares of its tokens that a noisy text may take from another one."""
+MEASURED_BATCHES = 100
+"""How many batches a transfer's closed form and `suggest_layers` look at, at most."""
 
 
 def vary(
@@ -59,6 +61,15 @@ def vary(
                 row = {name: columns[name] for name in row}
             found.append(row)
     return found
+
+
+def rows_for_transfer(
+    rows: Any, size: int, special: Collection[int], max_length: int, seed: int, *, share: float = 0.75
+) -> Rows:
+    """`size` rows without labels, most of them made up (see `vary`) from the tokenized rows of a data set."""
+    rows = rows.shuffle(seed=seed).select(range(min(size, len(rows))))
+    rows = rows.remove_columns([name for name in rows.column_names if name == "labels"])
+    return vary(list(rows), size, special, share=share, max_length=max_length, seed=seed)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..errors import InvalidConfigError
+from hf_synthesizer.errors import InvalidConfigError
 
 logger = logging.get_logger(__name__)
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from datasets import Dataset, IterableDataset, load_dataset
 from transformers import TrainingArguments
 
-from ..errors import DataError, first_line
+from hf_synthesizer.errors import DataError
+from hf_synthesizer.transfer.texts import TABLES, read_files
 
-TABLES = {"csv": "csv", "json": "json", "jsonl": "json", "parquet": "parquet"}
-"""What files with columns end in, and who reads them."""
 TEXTS = {**TABLES, "txt": "text", "text": "text"}
-"""The same, and files of plain lines."""
+"""What files with columns or with plain lines end in, and who reads them."""
 SPLITS = {"train": ("train",), "validation": ("valid", "val", "dev"), "test": ("test",)}
 """What the files of a folder have in their names."""
 
@@ -93,41 +91,6 @@ def load_splits(
         splits = read_files(tables, TEXTS, streaming=streaming)
         splits |= {split: read_parallel(path, languages) for split, path in parallel.items() if languages}
     return splits
-
-
-def read_files(files: Mapping[str, Path], readers: Mapping[str, str] = TABLES, *, streaming: bool = False) -> dict:
-    """The splits from files; each must exist, have a known ending and at least one row.
-
-    Raises:
-        DataError: where one has not.
-    """
-    splits = {}
-    for split, path in files.items():
-        kind = readers.get(path.suffix.lstrip("."))
-        if kind is None:
-            *some, last = sorted(readers)
-            raise DataError(f"{path} ends in {path.suffix!r}: {', '.join(some)} and {last} can be read.")
-        if not path.is_file():
-            raise DataError(f"{path} does not exist.")
-        if kind != "parquet" and _is_blank(path):
-            raise DataError(f"{path} is empty.")
-        options: dict[str, Any] = {"keep_linebreaks": True} if kind == "text" else {}
-        try:
-            splits[split] = load_dataset(kind, data_files=str(path), split="train", streaming=streaming, **options)
-            empty = not any(True for _ in islice(splits[split], 1))
-        except Exception as error:  # each reader has its own
-            reason = first_line(error.__cause__ or error)
-            if "corresponds to no data" in reason:
-                raise DataError(f"{path} has no rows.") from error
-            raise DataError(f"{path} cannot be read as {kind}: {reason}") from error
-        if empty:
-            raise DataError(f"{path} has no rows.")
-    return splits
-
-
-def _is_blank(path: Path) -> bool:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return not any(line.strip() for line in file)
 
 
 def files_of(folder: Path, languages: tuple[str, str] | None = None) -> dict[str, Path]:

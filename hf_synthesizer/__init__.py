@@ -12,14 +12,14 @@ from .checkpoints.on_import import serve_when_imported
 from .version import __version__ as __version__
 
 _WHERE = {
-    ".attention": ("SynthesizerAttention",),
+    ".layers.standalone": ("SynthesizerAttention",),
     ".config": ("SynthesizerConfig",),
     ".patching.counting": ("count_flops", "count_parameters"),
     ".errors": (
         "AlreadyPatchedError", "CheckpointMismatchError", "FusedModelError", "InvalidConfigError", "NoMatchingLayerError",
         "NotPatchedError", "SequenceTooLongError", "SynthesizerError", "UnknownVariantError", "UnsupportedModelError",
     ),
-    ".faces": ("Family", "list_families", "register_face", "register_family"),
+    ".layers": ("ModelType", "list_model_types", "register_layer", "register_model_type"),
     ".inference.fusing": ("fuse_for_inference", "unfuse"),
     ".models": ("SynthesizerBertSelfAttention", "SynthesizerT5Attention"),
     ".pictures": ("attention_page",),

@@ -1,6 +1,5 @@
 """The public names, for type checkers and editors; `__init__.py` imports them when they are first used."""
 
-from .attention import SynthesizerAttention as SynthesizerAttention
 from .config import SynthesizerConfig as SynthesizerConfig
 from .errors import AlreadyPatchedError as AlreadyPatchedError
 from .errors import CheckpointMismatchError as CheckpointMismatchError
@@ -12,13 +11,14 @@ from .errors import SequenceTooLongError as SequenceTooLongError
 from .errors import SynthesizerError as SynthesizerError
 from .errors import UnknownVariantError as UnknownVariantError
 from .errors import UnsupportedModelError as UnsupportedModelError
-from .faces import Family as Family
-from .faces import list_families as list_families
-from .faces import register_face as register_face
-from .faces import register_family as register_family
-from .faces.mixin import SynthesizerMixin
 from .inference.fusing import fuse_for_inference as fuse_for_inference
 from .inference.fusing import unfuse as unfuse
+from .layers import ModelType as ModelType
+from .layers import list_model_types as list_model_types
+from .layers import register_layer as register_layer
+from .layers import register_model_type as register_model_type
+from .layers.mixin import SynthesizerMixin
+from .layers.standalone import SynthesizerAttention as SynthesizerAttention
 from .patching.counting import count_flops as count_flops
 from .patching.counting import count_parameters as count_parameters
 from .patching.loading import from_pretrained_patched as from_pretrained_patched

@@ -21,7 +21,7 @@ class InvalidConfigError(SynthesizerError, ValueError):
 
 
 class UnsupportedModelError(SynthesizerError, TypeError):
-    """A model, or an attention backend, that no registered family serves."""
+    """A model, or an attention backend, that no registered model type serves."""
 
 
 class NoMatchingLayerError(SynthesizerError, ValueError):

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 from .errors import UnsupportedModelError
-from .faces.attention import synthesizer_class
+from .layers.layer_classes import synthesizer_class
 
 PREFIX = "Synthesizer"
 MODEL_TYPE_PREFIX = "synthesizer_"
@@ -45,9 +45,9 @@ def _make(stock_name: str) -> type:
         return config_class(found)
     if isinstance(found, type) and issubclass(found, PreTrainedModel):
         return model_class(found)
-    guest, as_saved = stock_name.endswith("AsGuest"), stock_name.endswith("AsSaved")
-    stock = _stock_attention(stock_name.removesuffix("AsGuest").removesuffix("AsSaved"))
-    return synthesizer_class(stock, guest=guest, as_saved=as_saved)
+    keeps_stock_forward, as_saved = stock_name.endswith("WithStockForward"), stock_name.endswith("AsSaved")
+    stock = _stock_attention(stock_name.removesuffix("WithStockForward").removesuffix("AsSaved"))
+    return synthesizer_class(stock, keeps_stock_forward=keeps_stock_forward, as_saved=as_saved)
 
 
 _OUTSIDE: dict[str, type] = {}

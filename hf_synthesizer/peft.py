@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 
 from .checkpoints.model_mixin import stock_class
 from .errors import CheckpointMismatchError, NotPatchedError, UnsupportedModelError
-from .faces.mixin import SynthesizerMixin
-from .faces.wiring import find_wiring
-from .patching.sentences import model_in
-from .patching.slots import find_slots
+from .layers.mixin import SynthesizerMixin
+from .layers.projections import find_projection_names
+from .patching.attention_layers import find_attention_layers
+from .patching.sentence_transformers import model_in
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -51,19 +51,24 @@ def lora_config_for(model: PreTrainedModel, **lora_kwargs: Any) -> LoraConfig:
     model = model_in(model)
     _require_patched(model, "for a stock model use peft.LoraConfig itself")
     targets, whole, guards = [], [], []
-    for slot in find_slots(model)[0]:
-        layer = slot.module
+    for attention_layer in find_attention_layers(model)[0]:
+        layer = attention_layer.module
         if not isinstance(layer, SynthesizerMixin):
-            wiring = find_wiring(layer)
-            if wiring is not None:
+            projection_names = find_projection_names(layer)
+            if projection_names is not None:
                 targets += [
-                    f"{slot.name}.{name}"
-                    for name in dict.fromkeys((wiring.fused or wiring.query, wiring.fused or wiring.value))
+                    f"{attention_layer.name}.{name}"
+                    for name in dict.fromkeys(
+                        (
+                            projection_names.fused or projection_names.query,
+                            projection_names.fused or projection_names.value,
+                        )
+                    )
                 ]
             continue
-        guards.append(f"{slot.name}.{layer.guard_name}")
-        targets += [f"{slot.name}.{name}" for name in layer.projections_to_adapt()]
-        whole += [f"{slot.name}.{name}" for name, made in layer.synthesizers() if not made.is_stock]
+        guards.append(f"{attention_layer.name}.{layer.guard_name}")
+        targets += [f"{attention_layer.name}.{name}" for name in layer.projections_to_adapt()]
+        whole += [f"{attention_layer.name}.{name}" for name, made in layer.synthesizers() if not made.is_stock]
     name = stock_class(model).__name__
     task = next((task for head, task in _TASKS.items() if name.endswith(head)), None)
     if getattr(model, "main_input_name", "input_ids") != "input_ids":

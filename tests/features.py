@@ -112,10 +112,10 @@ def claimed_kinds_are_tested(request: pytest.FixtureRequest, monkeypatch: pytest
     errors: list[BaseException] = []
     install, check, start = swap._install, SynthesizerConfig.__post_init__, SynthesizerError.__init__
 
-    def watch_install(model: Any, slots: Any, plan: Any, *saved: Any) -> Any:
-        asked.update(kinds_of(plan, len(slots)))
-        undo = install(model, slots, plan, *saved)
-        patched.update(kinds_of(plan, len(slots)))
+    def watch_install(model: Any, attention_layers: Any, plan: Any, *saved: Any) -> Any:
+        asked.update(kinds_of(plan, len(attention_layers)))
+        undo = install(model, attention_layers, plan, *saved)
+        patched.update(kinds_of(plan, len(attention_layers)))
         return undo
 
     def watch_config(config: SynthesizerConfig) -> None:

@@ -15,7 +15,7 @@ from transformers.models.t5 import modeling_t5
 
 from hf_synthesizer import list_variants
 from hf_synthesizer.synthesizers.registry import get_variant
-from tests.faces import FACES
+from tests.layers import LAYER_CLASSES
 
 MIXTURES = (
     "random+dot_product",
@@ -58,9 +58,9 @@ T5_HEADS = (
 HEADS = (*BERT_HEADS, *T5_HEADS)
 
 
-def matrix(*heads: str, faces: Iterable[str] = FACES) -> pytest.MarkDecorator:
-    """Every variant on these models of BERT and T5, and on one model of each other face."""
-    return pytest.mark.parametrize(("variant", "head"), [(v, head) for v in VARIANTS for head in (*heads, *faces)])
+def matrix(*heads: str, layers: Iterable[str] = LAYER_CLASSES) -> pytest.MarkDecorator:
+    """Every variant on these models of BERT and T5, and on one model of each other layer class."""
+    return pytest.mark.parametrize(("variant", "head"), [(v, head) for v in VARIANTS for head in (*heads, *layers)])
 
 
 def bert_config(**changes: Any) -> BertConfig:
@@ -94,8 +94,8 @@ def t5_config(**changes: Any) -> T5Config:
 
 def build(head: str, **changes: Any) -> PreTrainedModel:
     """A tiny model of the named class, in eval mode, whose biases are not zero."""
-    if head in FACES:
-        config = getattr(transformers, FACES[head].config)(**{**FACES[head].settings, **changes})
+    if head in LAYER_CLASSES:
+        config = getattr(transformers, LAYER_CLASSES[head].config)(**{**LAYER_CLASSES[head].settings, **changes})
         model = getattr(transformers, head)(config)
     elif head.startswith("Bert"):
         decoder = {"is_decoder": True} if head == "BertLMHeadModel" else {}
@@ -109,15 +109,15 @@ def build(head: str, **changes: Any) -> PreTrainedModel:
     return model.eval()
 
 
-def decoder(family: str) -> PreTrainedModel:
+def decoder(model_type: str) -> PreTrainedModel:
     """A tiny model that generates."""
-    return build({"bert": "BertLMHeadModel", "t5": "T5ForConditionalGeneration"}[family])
+    return build({"bert": "BertLMHeadModel", "t5": "T5ForConditionalGeneration"}[model_type])
 
 
 def batch(head: str, length: int = 8, padding: str = "right") -> dict[str, torch.Tensor]:
     """Inputs that the named class takes, ragged where it takes tokens, and with decoder inputs where it has a decoder."""
     rows = 3
-    takes = FACES[head].takes if head in FACES else "text"
+    takes = LAYER_CLASSES[head].takes if head in LAYER_CLASSES else "text"
     if takes == "images":
         return {"pixel_values": torch.randn(rows, 1, 2, 2 * length - 2)}
     if takes == "sound":

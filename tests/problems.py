@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hf_synthesizer.attend import reference
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Placed, Static, Sum, Tiled
-from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.logits.forms import Explicit, KeyBias, Logits, LowRank, Placed, Static, Sum, Tiled
+from hf_synthesizer.logits.masks import AttentionMask
 from tests.models import mask as key_mask
 
 FORMS = ("static", "static_product", "low_rank", "low_rank_shared", "biased", "tiled", "salience", "explicit")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from hf_synthesizer import SynthesizerAttention, gemm
 from hf_synthesizer.attend import attend, blocks, choose_route, native, reference, sdpa, static, tiled
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.logits import KeyBias, LowRank, Static, Sum
-from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.device import SynthesizerAttention, matmul
+from hf_synthesizer.logits.forms import KeyBias, LowRank, Static, Sum
+from hf_synthesizer.logits.masks import AttentionMask
 from tests.models import mask as key_mask
 from tests.problems import Posed, leaves, make_form, make_logits, make_mask, problems
 
@@ -206,11 +206,11 @@ def test_products(shape: tuple[int, int, int], transposed: bool) -> None:
     rows, inner, columns = shape
     a = torch.randn(rows, inner)
     b = torch.randn(columns, inner).t() if transposed else torch.randn(inner, columns)
-    torch.testing.assert_close(gemm.product(a, b), a @ b, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(matmul.product(a, b), a @ b, rtol=1e-4, atol=1e-4)
     strided = torch.randn(inner, 2 * columns)[:, ::2]
-    torch.testing.assert_close(gemm.product(a, strided), a @ strided, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(matmul.product(a, strided), a @ strided, rtol=1e-4, atol=1e-4)
     batch = torch.randn(1, rows, inner)
-    torch.testing.assert_close(gemm.product(batch, b[None]), batch @ b, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(matmul.product(batch, b[None]), batch @ b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", ["random", "random+salience", "dense", "factorized_dense", "random+dot_product"])
@@ -237,9 +237,9 @@ def test_projections_equal_the_module(bias: bool, needs: tuple[bool, bool]) -> N
     module = torch.nn.Linear(192, 160, bias=bias)
     tensor = torch.randn(3, 40, 192)[:, 1:].transpose(0, 1).requires_grad_(needs[0])  # (39, 3, 192), not contiguous
     module.weight.requires_grad_(needs[1])
-    made, expected = gemm.linear(module, tensor), module(tensor)
+    made, expected = matmul.linear(module, tensor), module(tensor)
     torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
-    if gemm._LINEAR is not None:
+    if matmul._LINEAR is not None:
         assert "Projection" in str(made.grad_fn)
     leaves = [leaf for leaf in (tensor, *module.parameters()) if leaf.requires_grad]
     upstream = torch.randn_like(made)
@@ -253,10 +253,10 @@ def test_a_projection_that_is_more_than_a_matrix_is_called() -> None:
     tensor = torch.randn(64, 192, requires_grad=True)
 
     def plain(module: torch.nn.Module, tensor: torch.Tensor = tensor) -> bool:
-        return "Projection" in str(gemm.linear(module, tensor).grad_fn)
+        return "Projection" in str(matmul.linear(module, tensor).grad_fn)
 
     linear = torch.nn.Linear(192, 192)
-    assert plain(linear) == (gemm._LINEAR is not None)
+    assert plain(linear) == (matmul._LINEAR is not None)
     assert not plain(linear.double(), tensor.double())
     assert not plain(linear.float(), torch.randn(2, 192, requires_grad=True))  # too small to be worth it
     calls: list[object] = []
@@ -264,7 +264,7 @@ def test_a_projection_that_is_more_than_a_matrix_is_called() -> None:
     assert not plain(linear) and len(calls) == 1
     hook.remove()
     with torch.autocast("cpu", torch.bfloat16):
-        assert gemm.linear(linear, tensor).dtype == torch.bfloat16
+        assert matmul.linear(linear, tensor).dtype == torch.bfloat16
     assert not plain(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(192, 192)))
     replaced = torch.nn.Linear(192, 192)
     replaced.forward = lambda tensor: calls.append(tensor) or tensor  # type: ignore[method-assign]
@@ -274,6 +274,6 @@ def test_a_projection_that_is_more_than_a_matrix_is_called() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_projections_backward(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, for which oneDNN is never asked, so that the plain product stands in for it."""
-    monkeypatch.setattr(gemm, "_LINEAR", lambda x, weight, bias, *_: torch.nn.functional.linear(x, weight, bias))
+    monkeypatch.setattr(matmul, "_LINEAR", lambda x, weight, bias, *_: torch.nn.functional.linear(x, weight, bias))
     inputs = [torch.randn(*shape).double().requires_grad_() for shape in ((2, 3, 4), (5, 4), (5,))]
-    assert torch.autograd.gradcheck(gemm.Projection.apply, (*inputs[:2], inputs[2] if bias else None))
+    assert torch.autograd.gradcheck(matmul.Projection.apply, (*inputs[:2], inputs[2] if bias else None))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hf_synthesizer import SynthesizerBertModel, patch_model, unpatch_model
-from hf_synthesizer.gemm import linear
+from hf_synthesizer.device.matmul import linear
 from tests.models import build
 
 HEADS = ["BertForSequenceClassification", "T5ForConditionalGeneration"]

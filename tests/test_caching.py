@@ -10,7 +10,7 @@ from transformers import Cache, EncoderDecoderCache, MistralConfig, MistralForCa
 from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 
 from hf_synthesizer import SequenceTooLongError, UnsupportedModelError, patch_model
-from hf_synthesizer.faces.caching import extend
+from hf_synthesizer.layers.caching import extend
 from tests.models import bert_config, build, mask
 from tests.test_decoding import HEADS, generate, patched
 from tests.test_laws import randomize_synthesizers
@@ -65,7 +65,7 @@ def test_a_t5_hybrid_shares_its_position_bias_in_a_long_static_cache() -> None:
 
 
 def test_left_padding_takes_no_positions() -> None:
-    """A row of 10 tokens behind 3 pads has 13 slots, and the positions 0 to 9."""
+    """A row of 10 tokens behind 3 pads has 13 indices, and the positions 0 to 9."""
     model = patch_model(build("BertLMHeadModel"), "random", max_length=10)
     ids = torch.randint(2, 64, (1, 13))
     keep = torch.ones(1, 13, dtype=torch.long)

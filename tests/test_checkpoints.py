@@ -29,12 +29,12 @@ from hf_synthesizer import (
     unpatch_model,
 )
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from tests.faces import FACES
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from tests.layers import LAYER_CLASSES
 from tests.models import HEADS, RELATIVES, VARIANTS, batch, build, first_output
 from tests.tokenizers import save_tokenizer
 
-MATRIX = [(variant, head) for variant in VARIANTS for head in (*HEADS, *FACES)]
+MATRIX = [(variant, head) for variant in VARIANTS for head in (*HEADS, *LAYER_CLASSES)]
 MATRIX += [(variant, head) for variant in RELATIVES for head in ("BertForSequenceClassification", "T5EncoderModel")]
 ENCODER, SEQ2SEQ = "BertForSequenceClassification", "T5ForConditionalGeneration"
 
@@ -214,15 +214,15 @@ def test_saving_leaves_no_trace_in_an_unpatched_model(tmp_path: Path) -> None:
     assert "auto_map" not in loaded.config.to_dict() and not list((tmp_path / "stock").glob("*.py"))
 
 
-@pytest.mark.parametrize("family", ["bert", "t5", "llama"])
-def test_every_auto_class_that_serves_a_stock_class_serves_the_patched_one(family: str) -> None:
-    stock_config = type(AutoConfig.for_model(family))
+@pytest.mark.parametrize("model_type", ["bert", "t5", "llama"])
+def test_every_auto_class_that_serves_a_stock_class_serves_the_patched_one(model_type: str) -> None:
+    stock_config = type(AutoConfig.for_model(model_type))
     config_class = models.config_class(stock_config)
     for auto in vars(transformers).values():
         mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
         if mapping is not None and stock_config in mapping and "PreTrainedModel" in str(mapping[stock_config].__mro__):
             assert mapping[config_class] is models.model_class(mapping[stock_config])
-    config = AutoConfig.for_model(f"synthesizer_{family}")
+    config = AutoConfig.for_model(f"synthesizer_{model_type}")
     assert type(config) is config_class
 
 

@@ -18,8 +18,8 @@ from hf_synthesizer import (
     unpatch_model,
 )
 from hf_synthesizer.attend import attend, buckets, reference
-from hf_synthesizer.masks import AttentionMask
-from tests import test_families, test_laws
+from hf_synthesizer.logits.masks import AttentionMask
+from tests import test_laws, test_model_types
 from tests.models import CHOOSING, RELATIVES, batch, build, first_output, mask
 from tests.teaching import loader, sharp, student_of
 from tests.test_formulas import naive_rows
@@ -273,11 +273,11 @@ ENCODERS = ("BertForSequenceClassification", "T5EncoderModel")
 @pytest.mark.parametrize("variant", RELATIVES)
 def test_what_holds_for_all_variants(variant: str, head: str) -> None:
     for padding in ("none", "left", "full"):
-        test_families.test_backends_agree(variant, head, padding)
-    test_families.test_inputs_embeds(variant, head)
-    test_families.test_gradient_checkpointing(variant, head, False)
-    test_families.test_autocast_trains(variant, head)
-    test_families.test_bfloat16(variant, head, "sdpa")
+        test_model_types.test_backends_agree(variant, head, padding)
+    test_model_types.test_inputs_embeds(variant, head)
+    test_model_types.test_gradient_checkpointing(variant, head, False)
+    test_model_types.test_autocast_trains(variant, head)
+    test_model_types.test_bfloat16(variant, head, "sdpa")
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
@@ -290,7 +290,7 @@ def test_a_padded_token_changes_no_other_position(variant: str, padding: str) ->
 @pytest.mark.feature("torch.compile in one graph")
 @pytest.mark.parametrize("variant", ["sparse_fixed", "alsh_sign", "routing"])
 def test_one_graph(variant: str) -> None:
-    test_families.test_compiles_as_one_graph(variant, "BertModel", "right")
+    test_model_types.test_compiles_as_one_graph(variant, "BertModel", "right")
 
 
 @pytest.mark.feature("transfer_attention")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from hf_synthesizer import list_families, list_variants
+from hf_synthesizer import list_model_types, list_variants
 from hf_synthesizer.cli.app import app
 from tests.glue_rows import write_model, write_tasks
 from tests.hub_server import HubServer, hub  # noqa: F401
@@ -93,10 +93,10 @@ def test_help_imports_nothing_heavy(folder: Path) -> None:
     assert "hf-synthesizer" in script and "complete" in script
 
 
-def test_lists_of_variants_and_families(folder: Path) -> None:
+def test_lists_of_variants_and_model_types(folder: Path) -> None:
     variants = run(folder, "variants")
     assert list(variants) == list_variants() and variants["factorized_random"]["options"] == ["rank", "share_heads"]
-    assert sorted(run(folder, "families")) == list_families()
+    assert sorted(run(folder, "model-types")) == list_model_types()
 
 
 def test_suggest_patch_transfer_and_report(folder: Path) -> None:

@@ -156,10 +156,10 @@ def test_a_table_beside_salience_is_still_the_mean_weight_where_salience_is_at_i
     torch.testing.assert_close((parts["random"].table + said)[:, :8, :8], expected[:, :8, :8], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize("model_type", HEADS)
 @pytest.mark.parametrize("variant", ["dense", "dense+salience", "random+salience"])
-def test_the_closed_forms_alone_bring_a_model_nearer(family: str, variant: str) -> None:
-    teacher, batches = sharp(HEADS[family]), loader(HEADS[family])
+def test_the_closed_forms_alone_bring_a_model_nearer(model_type: str, variant: str) -> None:
+    teacher, batches = sharp(HEADS[model_type]), loader(HEADS[model_type])
     model = student_of(teacher, variant)
     report = transfer_attention(model, teacher, batches, method="average", progress=False)
     assert sum(layer.after for layer in report.layers) < 0.97 * sum(layer.before for layer in report.layers)

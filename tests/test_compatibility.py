@@ -26,7 +26,7 @@ from hf_synthesizer import (
     unfuse,
     unpatch_model,
 )
-from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.layers.mixin import SynthesizerMixin
 from hf_synthesizer.peft import lora_config_for
 from tests.features import KINDS
 from tests.models import batch, build, first_output, mask

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hf_synthesizer import CheckpointMismatchError, SynthesizerConfig, patch_model
-from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.layers.mixin import SynthesizerMixin
 from tests.models import batch, build
 
 IDS = torch.tensor([[2, 5, 9, 12, 7, 3], [2, 8, 15, 3, 0, 0]])

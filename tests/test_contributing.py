@@ -28,12 +28,12 @@ assert torch.equal(together, model.generate(ids, attention_mask=keep, use_cache=
 assert torch.equal(together[:1], model.generate(ids[:1, 2:], **settings))
 """
 
-FACE_CHECK = """
+LAYER_CHECK = """
 import inspect, tempfile
 from transformers import AutoModelForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
-from hf_synthesizer import list_families, models, patch_model, unpatch_model
+from hf_synthesizer import list_model_types, models, patch_model, unpatch_model
 from tests.models import randomize
-assert "gpt_neo" in list_families()
+assert "gpt_neo" in list_model_types()
 ours, stock = models.SynthesizerGPTNeoSelfAttention.forward, GPTNeoSelfAttention.forward
 assert list(inspect.signature(ours).parameters) == list(inspect.signature(stock).parameters)
 config = GPTNeoConfig(vocab_size=64, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=16, window_size=3,
@@ -65,8 +65,8 @@ with torch.no_grad():
 
 TYPE_CHECK = """
 import tempfile, torch
-from hf_synthesizer import list_families, patch_model, unpatch_model
-assert "owl" in list_families()
+from hf_synthesizer import list_model_types, patch_model, unpatch_model
+assert "owl" in list_model_types()
 config = OwlConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                    intermediate_size=16, max_position_embeddings=12)
 model, ids = OwlForCausalLM(config).eval(), torch.randint(2, 64, (2, 7))
@@ -88,15 +88,15 @@ def example(section: str) -> str:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
 
 
-def test_a_face_is_fifty_lines_and_a_model_type_is_one() -> None:
-    face, model_type = example("Adding a face"), example("Adding a model type")
-    assert len(face.splitlines()) <= 50
-    assert len(re.findall(r"^register_family\(.*\)", model_type, re.MULTILINE)) == 1
+def test_a_layer_class_is_fifty_lines_and_a_model_type_is_one() -> None:
+    layer_class, model_type = example("Adding a layer class"), example("Adding a model type")
+    assert len(layer_class.splitlines()) <= 50
+    assert len(re.findall(r"^register_model_type\(.*\)", model_type, re.MULTILINE)) == 1
 
 
 @pytest.mark.parametrize(
     ("section", "check"),
-    [("Adding a variant", VARIANT_CHECK), ("Adding a face", FACE_CHECK), ("Adding a model type", TYPE_CHECK)],
+    [("Adding a variant", VARIANT_CHECK), ("Adding a layer class", LAYER_CHECK), ("Adding a model type", TYPE_CHECK)],
 )
 def test_the_checklist_works(section: str, check: str, tmp_path: Path) -> None:
     script = tmp_path / "toy.py"

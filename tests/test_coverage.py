@@ -1,4 +1,4 @@
-"""What `benchmarks/model_types/survey.py` found holds for this Transformers: the same faces for all types, the same laws for a few."""
+"""What `benchmarks/model_types/survey.py` found holds for this Transformers: the same layer classes for all types, the same laws for a few."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.model_types import examine, survey, tiny_models
 from hf_synthesizer import (
     SynthesizerBertSelfAttention,
     UnsupportedModelError,
-    list_families,
+    list_model_types,
     patch_model,
     unpatch_model,
 )
 from hf_synthesizer.checkpoints.model_mixin import SynthesizerModelMixin
-from hf_synthesizer.faces import synthesizer_class
-from hf_synthesizer.faces.registry import served_types
+from hf_synthesizer.layers import synthesizer_class
+from hf_synthesizer.layers.model_types import served_types
 
 ROWS = {row["model_type"]: row for row in read(survey.OUTPUT)}
 SERVED = {name: row for name, row in ROWS.items() if row["status"] == "served"}
@@ -38,20 +38,20 @@ def test_two_hundred_types_are_served_none_is_wrong_and_each_refusal_says_why() 
     assert all(row["why"] for row in ROWS.values() if row["status"] != "served")
 
 
-def test_list_families_names_the_types_that_passed() -> None:
-    assert served_types() == {name: row["face"] for name, row in SERVED.items()}
-    assert set(SERVED) <= set(list_families())
+def test_list_model_types_names_the_types_that_passed() -> None:
+    assert served_types() == {name: row["layer_class"] for name, row in SERVED.items()}
+    assert set(SERVED) <= set(list_model_types())
 
 
 @same_transformers
 @pytest.mark.parametrize("model_type", SERVED)
-def test_each_served_type_has_the_face_of_the_table(model_type: str) -> None:
+def test_each_served_type_has_the_layer_class_of_the_table(model_type: str) -> None:
     row = SERVED[model_type]
     classes = [getattr(hf_synthesizer, f"Synthesizer{name}") for name in row["attention"].split()]
-    assert examine.together(examine.face_of(cls.stock_class) for cls in classes) == row["face"]
+    assert examine.together(examine.layer_class_of(cls.stock_class) for cls in classes) == row["layer_class"]
     for cls in classes:
-        guest = synthesizer_class(cls.stock_class, guest=True)
-        for made in (cls, guest):
+        keeps_stock_forward = synthesizer_class(cls.stock_class, keeps_stock_forward=True)
+        for made in (cls, keeps_stock_forward):
             assert list(inspect.signature(made.forward).parameters) == list(
                 inspect.signature(cls.stock_class.forward).parameters
             )
@@ -59,7 +59,7 @@ def test_each_served_type_has_the_face_of_the_table(model_type: str) -> None:
 
 @same_transformers
 @pytest.mark.parametrize("model_type", survey.QUICK)
-def test_the_laws_hold_for_a_type_of_each_face(model_type: str) -> None:
+def test_the_laws_hold_for_a_type_of_each_layer_class(model_type: str) -> None:
     assert examine.examine(model_type) == ROWS[model_type]
 
 

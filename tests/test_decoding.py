@@ -8,16 +8,16 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import DynamicLayer, QuantizedLayer
 
 from hf_synthesizer import SequenceTooLongError, patch_model
-from hf_synthesizer.faces.guest import GuestFace
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from hf_synthesizer.faces.wiring import head_dim
-from tests.faces import FACES, GENERATING
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from hf_synthesizer.layers.projections import head_dim
+from hf_synthesizer.layers.stock_forward import StockForwardLayer
+from tests.layers import GENERATING, LAYER_CLASSES
 from tests.models import CHOOSING, build, first_output, mask, matrix, read_by_encoder
 from tests.test_laws import randomize_synthesizers
 
 HEADS = ("BertLMHeadModel", "T5ForConditionalGeneration")
 CACHING = (*GENERATING, "Qwen2VLTextModel")
-PADDED = tuple(head for head in GENERATING if FACES[head].takes == "text")
+PADDED = tuple(head for head in GENERATING if LAYER_CLASSES[head].takes == "text")
 """Those for which padding on the left changes nothing."""
 STRATEGIES = {
     "greedy": {"do_sample": False},
@@ -44,7 +44,7 @@ def what_is_read(head: str, rows: int, length: int) -> torch.Tensor:
 
 @pytest.mark.feature("generate with a cache")
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@matrix(*HEADS, faces=GENERATING)
+@matrix(*HEADS, layers=GENERATING)
 def test_cached_equals_uncached(variant: str, head: str, strategy: str) -> None:
     model, ids = patched(head, variant), what_is_read(head, 2, 5)
     settings = STRATEGIES[strategy]
@@ -54,7 +54,7 @@ def test_cached_equals_uncached(variant: str, head: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@matrix(*HEADS, faces=CACHING)
+@matrix(*HEADS, layers=CACHING)
 def test_logits_of_each_step_equal_those_of_the_whole_sequence(variant: str, head: str, backend: str) -> None:
     model = patched(head, variant)
     model.set_attn_implementation(backend)
@@ -73,7 +73,7 @@ def test_logits_of_each_step_equal_those_of_the_whole_sequence(variant: str, hea
 
 @pytest.mark.feature("generate from left-padded rows")
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
-@matrix(*HEADS, faces=PADDED)
+@matrix(*HEADS, layers=PADDED)
 def test_left_padded_batches_equal_one_by_one(variant: str, head: str, use_cache: bool) -> None:
     model, ids, keep = patched(head, variant), torch.randint(2, 64, (3, 6)), mask(3, 6, "left")
     together = generate(model, ids, attention_mask=keep, do_sample=False, use_cache=use_cache)
@@ -92,7 +92,7 @@ def test_left_padded_batches_in_a_static_cache(variant: str, head: str) -> None:
     assert torch.equal(static, generate(model, ids, use_cache=False, **settings))
 
 
-@matrix(*HEADS, faces=CACHING)
+@matrix(*HEADS, layers=CACHING)
 def test_a_synthesized_layer_caches_values_only(variant: str, head: str) -> None:
     model, ids, encoder = patched(head, variant), torch.randint(2, 64, (2, 5)), read_by_encoder(head, 2, 5)
     layer = [module for module in model.modules() if isinstance(module, SynthesizerMixin)][-1]
@@ -105,11 +105,11 @@ def test_a_synthesized_layer_caches_values_only(variant: str, head: str) -> None
             **encoder, **{"decoder_input_ids" if encoder else "input_ids": ids}, use_cache=True
         ).past_key_values
     cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    if isinstance(layer, GuestFace):  # which keeps what the stock forward keeps, and its own beside
+    if isinstance(layer, StockForwardLayer):  # which keeps what the stock forward keeps, and its own beside
         width = head_dim(layer) + layer.synthesizer.key_width * groups
     assert all(kept.keys.shape[-1] == width and kept.values.shape[-2] == 5 for kept in cache.layers)
     assert cache.get_seq_length() == 5
-    if "dot_product" not in variant and variant not in CHOOSING and not isinstance(layer, GuestFace):
+    if "dot_product" not in variant and variant not in CHOOSING and not isinstance(layer, StockForwardLayer):
         assert width == (groups if "salience" in variant else 1)
 
 
@@ -178,7 +178,7 @@ def test_generation_beyond_the_longest_sequence_says_so() -> None:
         model.generate(torch.randint(2, 64, (1, 5)), max_new_tokens=12, min_new_tokens=12)
 
 
-def test_a_right_padded_training_batch_keeps_slot_positions() -> None:
+def test_a_right_padded_training_batch_keeps_index_positions() -> None:
     """position_ids that repeat on the padding must not move the tokens."""
     model = patched("BertLMHeadModel", "random")
     ids, keep = torch.randint(2, 64, (3, 6)), mask(3, 6, "right")

@@ -12,12 +12,12 @@ from torch.export import Dim
 from transformers import PreTrainedModel
 
 from hf_synthesizer import SynthesizerConfig, patch_model
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from tests.faces import FACES
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from tests.layers import LAYER_CLASSES
 from tests.models import MAX_LENGTH, batch, build, first_output, of_tokens, randomize
 
 Inputs = dict[str, torch.Tensor]
-HEADS = (*FACES, "BertForSequenceClassification", "T5ForConditionalGeneration")
+HEADS = (*LAYER_CLASSES, "BertForSequenceClassification", "T5ForConditionalGeneration")
 SIZES = [(1, 8), (5, 6), (2, 11)]
 """Rows and tokens, other than those of the example (3 and 8)."""
 DIMENSIONS = {name: Dim(name, min=2, max=MAX_LENGTH) for name in ("length", "target")}

@@ -72,10 +72,10 @@ def test_an_exported_program_can_be_saved_and_refuses_longer_sequences(tmp_path:
 
 
 @pytest.mark.parametrize("variant", ["random", "dense+salience", "random+dot_product", "sparse_strided"])
-@pytest.mark.parametrize("family", ["bert", "t5"])
-def test_torch_export_of_a_layer_of_real_width_with_the_length_alone_dynamic(family: str, variant: str) -> None:
+@pytest.mark.parametrize("model_type", ["bert", "t5"])
+def test_torch_export_of_a_layer_of_real_width_with_the_length_alone_dynamic(model_type: str, variant: str) -> None:
     """Nothing that compares sizes, to choose the faster way, may become a bound of the length."""
-    if family == "bert":
+    if model_type == "bert":
         model: Any = BertModel(BertConfig(num_hidden_layers=1, vocab_size=64), add_pooling_layer=False)
     else:
         model = T5EncoderModel(T5Config(num_layers=1, vocab_size=64))

@@ -18,7 +18,7 @@ from hf_synthesizer import (
     unfuse,
 )
 from hf_synthesizer.inference.fused import FusedSynthesizer
-from tests.faces import FACES
+from tests.layers import LAYER_CLASSES
 from tests.models import batch, build, decoder, first_output, mask
 from tests.test_decoding import generate
 from tests.test_laws import randomize_synthesizers
@@ -52,8 +52,8 @@ def test_a_fused_model_computes_the_same(head: str, variant: str, padding: str, 
 
 
 @pytest.mark.parametrize("variant", ["random", "random+salience", "random+dot_product", "factorized_random"])
-@pytest.mark.parametrize("head", FACES)
-def test_a_fused_model_of_each_face_computes_the_same(head: str, variant: str) -> None:
+@pytest.mark.parametrize("head", LAYER_CLASSES)
+def test_a_fused_model_of_each_layer_class_computes_the_same(head: str, variant: str) -> None:
     model, inputs = fused_model(head, variant), batch(head)
     with torch.no_grad():
         before = first_output(model(**inputs))
@@ -74,9 +74,9 @@ def test_any_length(length: int) -> None:
 
 
 @pytest.mark.parametrize("variant", [*FUSABLE, *MIXED])
-@pytest.mark.parametrize("family", ["bert", "t5"])
-def test_generation(family: str, variant: str) -> None:
-    model = patch_model(decoder(family), variant)
+@pytest.mark.parametrize("model_type", ["bert", "t5"])
+def test_generation(model_type: str, variant: str) -> None:
+    model = patch_model(decoder(model_type), variant)
     randomize_synthesizers(model)
     ids, keep = torch.randint(2, 64, (3, 5)), mask(3, 5, "left")
     before = generate(model, ids, attention_mask=keep, do_sample=False)

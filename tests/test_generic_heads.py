@@ -14,7 +14,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from hf_synthesizer import SynthesizerConfig, patch_model, patch_report
-from tests.faces import GROUPED
+from tests.layers import GROUPED
 
 ROOT = Path(__file__).parents[1]
 AUTO_CLASSES = {

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import hf_synthesizer.attend as attention
-from hf_synthesizer import gemm, patch_model
 from hf_synthesizer.attend import reference, static, tiled
 from hf_synthesizer.attend.terms import Terms
+from hf_synthesizer.device import matmul, patch_model
 from tests.models import CHOOSING, VARIANTS, build, mask, randomize
 from tests.problems import leaves, make_logits, make_mask
 
@@ -63,10 +63,10 @@ def test_dropout_is_the_same_in_the_gradient_of_a_gradient() -> None:
 def test_projections(bias: bool) -> None:
     torch.manual_seed(0)
     module, x = nn.Linear(192, 160, bias=bias), torch.randn(3, 40, 192, requires_grad=True)
-    assert gemm._worth_it(x, 160) == (gemm._LINEAR is not None)
+    assert matmul._worth_it(x, 160) == (matmul._LINEAR is not None)
     wanted = [x, *module.parameters()]
     for found, expected in zip(
-        penalty(gemm.linear(module, x).tanh(), wanted), penalty(module(x).tanh(), wanted), strict=True
+        penalty(matmul.linear(module, x).tanh(), wanted), penalty(module(x).tanh(), wanted), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
@@ -74,7 +74,7 @@ def test_projections(bias: bool) -> None:
 @pytest.mark.parametrize("variant", [None, *VARIANTS, *CHOOSING])
 def test_a_gradient_penalty_on_a_model(variant: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under eager, as stock: torch's kernel behind sdpa has no second derivative."""
-    for module, name in ((gemm, "_SMALL"), (attention, "FEW"), (attention, "FEW_TILED")):
+    for module, name in ((matmul, "_SMALL"), (attention, "FEW"), (attention, "FEW_TILED")):
         monkeypatch.setattr(module, name, 0)  # the way of larger models
     model = build("BertModel") if variant is None else patch_model(build("BertModel"), variant)
     model.set_attn_implementation("eager")
@@ -92,7 +92,7 @@ def test_a_gradient_penalty_is_the_same_by_every_route(variant: str, monkeypatch
     embedded = torch.randn(2, 20, 24, requires_grad=True)
     found = []
     for backend in ("eager", "sdpa"):
-        for module, name in ((gemm, "_SMALL"), (attention, "FEW"), (attention, "FEW_TILED")):
+        for module, name in ((matmul, "_SMALL"), (attention, "FEW"), (attention, "FEW_TILED")):
             monkeypatch.setattr(module, name, 0)
         model.set_attn_implementation(backend)
         output = model(inputs_embeds=embedded, attention_mask=mask(2, 20, "right")).last_hidden_state

@@ -19,7 +19,7 @@ from hf_synthesizer import (
 )
 from hf_synthesizer.attend import attend
 from hf_synthesizer.checkpoints.model_card import model_card
-from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.logits.masks import AttentionMask
 from tests import naive
 from tests.models import build, mask, randomize
 from tests.problems import TOLERANCE

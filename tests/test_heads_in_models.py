@@ -1,4 +1,4 @@
-"""Models whose heads differ: every face, caches, checkpoints, adapters, compilers."""
+"""Models whose heads differ: every layer class, caches, checkpoints, adapters, compilers."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_projections_are_kept_for_the_comparing_heads_alone() -> None:
         layers = patch_model(causal_model(name), spec([("random", [0, 1, 2])])).modules()
         layer = next(module for module in layers if hasattr(module, "synthesizer"))
         assert layer.synthesizer.groups["stock"].key.weight.shape == (8, width)
-        assert not type(layer).__name__.endswith("AsGuest")
+        assert not type(layer).__name__.endswith("WithStockForward")
     llama = patch_model(causal_model("llama"), spec([("random", [0, 1, 2])])).model.layers[0].self_attn
     assert llama.q_proj.weight.shape == (8, 32) and llama.stock.k_proj.weight.shape == (8, 32)
     assert llama.v_proj.weight.shape == (16, 32)
@@ -205,7 +205,7 @@ def test_backends_agree_and_attentions_are_in_the_order_of_heads(head: str, padd
 
 
 @pytest.mark.parametrize("name", ["bart", "vit", "distilbert", "albert", "modernbert"])
-def test_encoders_of_every_kind_of_face(name: str) -> None:
+def test_encoders_of_every_kind_of_layer_class(name: str) -> None:
     from transformers import AlbertConfig, DistilBertConfig, ViTConfig
 
     config: Any = {

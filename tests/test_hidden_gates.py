@@ -16,12 +16,12 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from hf_synthesizer import UnsupportedModelError, patch_model
-from hf_synthesizer.faces import find_face
-from hf_synthesizer.faces.even_attention import Copies, equals_stock
-from hf_synthesizer.faces.guest import GuestFace
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from hf_synthesizer.faces.rotary import RotaryDecoderFace
-from tests.faces import GROUPED
+from hf_synthesizer.layers import find_layer_class
+from hf_synthesizer.layers.even_attention import Copies, equals_stock
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from hf_synthesizer.layers.rotary import RotaryDecoderLayer
+from hf_synthesizer.layers.stock_forward import StockForwardLayer
+from tests.layers import GROUPED
 from tests.models import batch, build, first_output
 
 FORWARD = """
@@ -153,11 +153,11 @@ def even(model: PreTrainedModel, variant: str = "random") -> PreTrainedModel:
 @pytest.mark.parametrize("way", HIDDEN)
 def test_a_layer_that_hides_a_gate_keeps_its_own_forward(way: str) -> None:
     model, ids = llama(HIDDEN[way]), torch.randint(2, 64, (2, 7))
-    assert (find_face(type(model.model.layers[0].self_attn)) is None) == (way in BY_NAMES)
+    assert (find_layer_class(type(model.model.layers[0].self_attn)) is None) == (way in BY_NAMES)
     with queries_of_zero(model):
         expected = model(ids).logits
     even(model)
-    assert all(isinstance(layer, GuestFace) for layer in layers_of(model))
+    assert all(isinstance(layer, StockForwardLayer) for layer in layers_of(model))
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
 
@@ -165,19 +165,21 @@ def test_a_layer_that_hides_a_gate_keeps_its_own_forward(way: str) -> None:
 def test_the_same_forward_with_nothing_hidden_is_ours() -> None:
     for forward in (written(), LlamaAttention.forward):
         for layer in layers_of(patch_model(llama(forward), "random")):
-            assert isinstance(layer, RotaryDecoderFace)
+            assert isinstance(layer, RotaryDecoderLayer)
 
 
 @pytest.mark.parametrize("way", ["scale", "rotated values"])
 def test_a_hidden_change_is_found_on_the_meta_device_and_in_a_drop_in_layer(way: str) -> None:
     with torch.device("meta"):
-        assert all(isinstance(layer, GuestFace) for layer in layers_of(patch_model(llama(HIDDEN[way]), "random")))
+        assert all(
+            isinstance(layer, StockForwardLayer) for layer in layers_of(patch_model(llama(HIDDEN[way]), "random"))
+        )
     model = llama(HIDDEN[way])
     cls = type(layers_of(patch_model(llama(written()), "random"))[0])
     stock = type(model.model.layers[0].self_attn)
-    drop_in = type("DropIn", (RotaryDecoderFace, stock), {"stock_class": stock, "__module__": __name__})
+    drop_in = type("DropIn", (RotaryDecoderLayer, stock), {"stock_class": stock, "__module__": __name__})
     made = drop_in(model.config, layer_idx=0, synthesizer="random")
-    assert isinstance(made, GuestFace) and not issubclass(cls, GuestFace)
+    assert isinstance(made, StockForwardLayer) and not issubclass(cls, StockForwardLayer)
 
 
 def test_some_heads_of_a_layer_that_hides_a_gate_keep_all_queries() -> None:
@@ -220,5 +222,5 @@ def test_the_check_takes_hardly_any_memory_and_no_random_numbers_of_the_user() -
     assert sum(parameter.untyped_storage().nbytes() for parameter in copied.parameters()) < 1_000_000
     small = llama(HIDDEN["norm of values"]).model.layers[0].self_attn
     before = torch.get_rng_state()
-    face = type("Fresh", (RotaryDecoderFace, type(small)), {"stock_class": type(small)})
-    assert equals_stock(face, small) is False and torch.equal(torch.get_rng_state(), before)
+    layer_class = type("Fresh", (RotaryDecoderLayer, type(small)), {"stock_class": type(small)})
+    assert equals_stock(layer_class, small) is False and torch.equal(torch.get_rng_state(), before)

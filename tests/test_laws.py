@@ -7,11 +7,11 @@ import torch
 
 from hf_synthesizer import SynthesizerAttention, SynthesizerConfig, patch_model
 from hf_synthesizer.synthesizers import build_synthesizer
-from tests.faces import FACES, GENERATING
+from tests.layers import GENERATING, LAYER_CLASSES
 from tests.models import CHOOSING, MAX_LENGTH, VARIANTS, build, mask, matrix, randomize, read_by_encoder
 
 N, HEADS, WIDTH = 12, 3, 12
-ENCODERS = tuple(head for head, sample in FACES.items() if sample.takes == "text" and not sample.generates)
+ENCODERS = tuple(head for head, sample in LAYER_CLASSES.items() if sample.takes == "text" and not sample.generates)
 STATIC = ("random", "fixed_random", "factorized_random")
 
 
@@ -79,7 +79,7 @@ def test_factorized_random_has_at_most_its_rank(rank: int) -> None:
     assert torch.linalg.matrix_rank(logits.detach().double(), rtol=1e-5).max() == rank
 
 
-@matrix("BertModel", "T5EncoderModel", faces=ENCODERS)
+@matrix("BertModel", "T5EncoderModel", layers=ENCODERS)
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_a_padded_token_changes_no_other_position(variant: str, head: str, padding: str) -> None:
     model = patch_model(build(head), variant)
@@ -95,7 +95,7 @@ def test_a_padded_token_changes_no_other_position(variant: str, head: str, paddi
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("masked", [True, False], ids=["mask", "no-mask"])
-@matrix("BertLMHeadModel", "T5ForConditionalGeneration", faces=GENERATING)
+@matrix("BertLMHeadModel", "T5ForConditionalGeneration", layers=GENERATING)
 def test_a_decoder_does_not_see_the_future(variant: str, head: str, masked: bool, backend: str) -> None:
     """∂y_t/∂x_{>t} = 0, also where Transformers passes no mask and leaves causality to the module."""
     model = build(head)

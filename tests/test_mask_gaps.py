@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_synthesizer import SynthesizerConfig, UnsupportedModelError, patch_model
-from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.layers.mixin import SynthesizerMixin
 from tests.models import build, randomize
 
 HEADS = ("LlamaForCausalLM", "GPT2LMHeadModel", "BertLMHeadModel", "OPTForCausalLM", "StableLmForCausalLM")

@@ -68,7 +68,7 @@ def test_the_stock_config_comes_back() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_one_layer_of_any_family_is_timed(training: bool) -> None:
+def test_one_layer_of_any_model_type_is_timed(training: bool) -> None:
     for model in (build("T5ForConditionalGeneration"), llama()):
         report = bench_block(model.config, ["random", "routing"], [8], seconds=0.01, batch_size=2, training=training)
         stock, random, routing = report.times

@@ -30,7 +30,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_synthesizer import models, patch_model, unpatch_model
 from hf_synthesizer.checkpoints.auto import INPUTS
-from hf_synthesizer.faces.registry import served_types
+from hf_synthesizer.layers.model_types import served_types
 from tests.models import build
 from tests.tokenizers import tokenizer
 

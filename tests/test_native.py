@@ -16,8 +16,8 @@ from hf_synthesizer import SynthesizerConfig
 from hf_synthesizer.attend import attend, choose_route, native, reference
 from hf_synthesizer.attend.native import autograd, build, operands
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
-from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.logits.forms import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
+from hf_synthesizer.logits.masks import AttentionMask
 from hf_synthesizer.measuring.doctor import examine
 from hf_synthesizer.synthesizers import build_synthesizer
 

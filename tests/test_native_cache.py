@@ -17,8 +17,8 @@ import torch
 
 from hf_synthesizer.attend import attend, native, reference
 from hf_synthesizer.attend.native import build, kept
-from hf_synthesizer.logits import Tiled
-from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.logits.forms import Tiled
+from hf_synthesizer.logits.masks import AttentionMask
 
 compiled = pytest.mark.compiler
 NAME = "avx2-0123456789abcdef.so"

@@ -13,8 +13,8 @@ import torch
 from hf_synthesizer import SynthesizerAttention
 from hf_synthesizer.attend import attend, native, reference
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.logits import Explicit, Logits, LowRank, Static, Tiled
-from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.logits.forms import Explicit, Logits, LowRank, Static, Tiled
+from hf_synthesizer.logits.masks import AttentionMask
 
 compiled = pytest.mark.compiler
 BATCH, HEADS, QUERIES, KEYS = 2, 2, 70, 600  # two tiles of queries and of keys

@@ -13,8 +13,8 @@ from hf_synthesizer.attend import attend, native, reference
 from hf_synthesizer.attend.native import operands
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.errors import AttentionInputError
-from hf_synthesizer.logits import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
-from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.logits.forms import Explicit, KeyBias, Logits, LowRank, Static, Sum, Tiled
+from hf_synthesizer.logits.masks import AttentionMask
 
 BATCH, HEADS, LENGTH = 3, 4, 40
 BROADCAST = [

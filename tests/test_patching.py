@@ -26,8 +26,8 @@ from hf_synthesizer import (
     patch_report,
     unpatch_model,
 )
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from tests.faces import FACES
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from tests.layers import LAYER_CLASSES
 from tests.models import HEADS, MIXTURES, batch, build, first_output, matrix
 
 
@@ -41,7 +41,7 @@ def synthesized(model) -> list[str]:
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("head", [*HEADS, *FACES])
+@pytest.mark.parametrize("head", [*HEADS, *LAYER_CLASSES])
 def test_dot_product_alone_is_the_stock_model(head: str, backend: str) -> None:
     model, inputs = build(head), batch(head)
     if not head.startswith("MPNet"):  # which knows no backends
@@ -53,7 +53,7 @@ def test_dot_product_alone_is_the_stock_model(head: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("variant", [m for m in MIXTURES if "dot_product" in m] + ["dot_product+salience"])
-@pytest.mark.parametrize("head", [*HEADS, *FACES])
+@pytest.mark.parametrize("head", [*HEADS, *LAYER_CLASSES])
 def test_a_sum_with_dot_product_starts_as_the_stock_model(head: str, variant: str) -> None:
     model, inputs = build(head), batch(head)
     before = run(model, inputs)
@@ -103,7 +103,7 @@ def test_a_sum_that_was_saved_with_its_weights_as_they_are(tmp_path: Path, way: 
     torch.testing.assert_close(run(loaded, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", [*HEADS, *FACES])
+@pytest.mark.parametrize("head", [*HEADS, *LAYER_CLASSES])
 def test_every_self_attention_is_swapped_and_no_cross_attention(head: str) -> None:
     model = build(head)
     returned = patch_model(model, "dense")
@@ -118,7 +118,7 @@ def test_every_self_attention_is_swapped_and_no_cross_attention(head: str) -> No
     assert isinstance(model, type(build(head)))
 
 
-@pytest.mark.parametrize("head", [*HEADS, *FACES])
+@pytest.mark.parametrize("head", [*HEADS, *LAYER_CLASSES])
 def test_unpatch_gives_back_the_same_bits(head: str) -> None:
     model, inputs = build(head), batch(head)
     before, config, cls = run(model, inputs), model.config.to_dict(), type(model)
@@ -137,9 +137,9 @@ def test_unpatch_follows_the_model_to_another_dtype() -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("family", ["bert", "t5"])
-def test_another_model_of_the_process_is_not_affected(family: str) -> None:
-    head = {"bert": "BertForSequenceClassification", "t5": "T5ForConditionalGeneration"}[family]
+@pytest.mark.parametrize("model_type", ["bert", "t5"])
+def test_another_model_of_the_process_is_not_affected(model_type: str) -> None:
+    head = {"bert": "BertForSequenceClassification", "t5": "T5ForConditionalGeneration"}[model_type]
     stock, inputs = build(head), batch(head)
     before, config = run(stock, inputs), stock.config.to_dict()
     patched = patch_model(build(head), "random")
@@ -148,7 +148,7 @@ def test_another_model_of_the_process_is_not_affected(family: str) -> None:
     assert stock.config.to_dict() == config and not synthesized(stock)
     assert type(build(head)) is type(stock)
     stock.set_attn_implementation("eager")
-    assert len(stock(**inputs, output_attentions=True)[-1 if family == "bert" else "decoder_attentions"]) == 2
+    assert len(stock(**inputs, output_attentions=True)[-1 if model_type == "bert" else "decoder_attentions"]) == 2
 
 
 @pytest.mark.feature("deepcopy and pickle")

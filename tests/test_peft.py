@@ -12,9 +12,9 @@ from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, 
 from transformers import AutoModelForSequenceClassification
 
 from hf_synthesizer import CheckpointMismatchError, NotPatchedError, UnsupportedModelError, patch_model
-from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.layers.mixin import SynthesizerMixin
 from hf_synthesizer.peft import load_lora, lora_config_for
-from tests.faces import FACES
+from tests.layers import LAYER_CLASSES
 from tests.models import batch, build, first_output
 
 BERT, T5 = "BertForSequenceClassification", "T5ForConditionalGeneration"
@@ -96,9 +96,9 @@ def test_save_reload_and_merge(tmp_path: Path, variant: Any, head: str) -> None:
     assert torch.equal(run(type(model).from_pretrained(tmp_path / "merged"), head), run(merged, head))
 
 
-@pytest.mark.parametrize("head", FACES)
+@pytest.mark.parametrize("head", LAYER_CLASSES)
 @pytest.mark.parametrize("variant", ["random+salience", "random+dot_product"])
-def test_lora_on_a_model_of_each_face(tmp_path: Path, variant: str, head: str) -> None:
+def test_lora_on_a_model_of_each_layer_class(tmp_path: Path, variant: str, head: str) -> None:
     model = patch_model(build(head), variant)
     model.save_pretrained(tmp_path / "base")
     before = run(model, head)

@@ -1,4 +1,4 @@
-"""The benchmarks of real weights and of faces: they run, on tiny models by default and on real ones where they are named."""
+"""The benchmarks of real weights and of layer classes: they run, on tiny models by default and on real ones where they are named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import OPTConfig, OPTModel
 
 from benchmarks.block import layers
 from hf_synthesizer import patch_model
-from hf_synthesizer.faces.attention import FACES
+from hf_synthesizer.layers.layer_classes import LAYER_CLASSES
 from tests.benchmark_runs import lines, run
 
 FOLDERS = ("HF_SYNTHESIZER_WEIGHTS", "HF_SYNTHESIZER_DATA")
@@ -64,7 +64,7 @@ def test_mixtures_of_real_weights_equal_stock_and_closed_forms_keep_more_than_a_
             assert kept < fresh, row["model"]
 
 
-def test_a_quick_run_measures_every_face(tmp_path: Path) -> None:
+def test_a_quick_run_measures_every_layer_class(tmp_path: Path) -> None:
     output = tmp_path / "layers.csv"
     done = run("block.layers", "--quick", "--modes", "inference", "--output", output)
     assert done.returncode == 0, done.stderr
@@ -75,13 +75,15 @@ def test_a_quick_run_measures_every_face(tmp_path: Path) -> None:
         assert row["status"] != "ok" or float(row["speedup"]) > 0
 
 
-def test_every_registered_face_has_a_block() -> None:
-    own = {face.__name__ for face in FACES if face.__module__.startswith("hf_synthesizer.")}
-    assert own <= {sample.face for sample in layers.MODELS.values()}
+def test_every_registered_layer_class_has_a_block() -> None:
+    own = {
+        layer_class.__name__ for layer_class in LAYER_CLASSES if layer_class.__module__.startswith("hf_synthesizer.")
+    }
+    assert own <= {sample.layer_class for sample in layers.MODELS.values()}
 
 
 def test_opts_padding_at_minus_one_is_served_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPT names −1 as the position of padding, and all other tokens by their slots."""
+    """OPT names −1 as the position of padding, and all other tokens by their attention layers."""
     from hf_synthesizer.attend import static
 
     config = OPTConfig(

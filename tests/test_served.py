@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from hf_synthesizer import CheckpointMismatchError, SynthesizerConfig, patch_model
 from hf_synthesizer.checkpoints.matching import synthesized_layers
-from hf_synthesizer.faces import attention
-from hf_synthesizer.faces.guest import GuestFace
+from hf_synthesizer.layers import attention
+from hf_synthesizer.layers.stock_forward import StockForwardLayer
 from tests.models import batch, build, first_output
 from tests.test_checkpoint_errors import change_config
 
@@ -45,8 +45,8 @@ def rename(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return run
 
 
-def is_guest(model: PreTrainedModel) -> bool:
-    return isinstance(next(layer for _, layer in synthesized_layers(model)), GuestFace)
+def is_stock_forward(model: PreTrainedModel) -> bool:
+    return isinstance(next(layer for _, layer in synthesized_layers(model)), StockForwardLayer)
 
 
 def saved(head: str, variant: Any, folder: Path) -> tuple[PreTrainedModel, torch.Tensor, dict[str, torch.Tensor]]:
@@ -70,14 +70,14 @@ def test_a_checkpoint_after_a_rename_in_transformers(
 ) -> None:
     model, expected, inputs = saved(head, variant, tmp_path)
     rename()
-    assert is_guest(patch_model(build(head), dict.fromkeys(range(2), variant), max_length=24))
+    assert is_stock_forward(patch_model(build(head), dict.fromkeys(range(2), variant), max_length=24))
     try:
         loaded = type(model).from_pretrained(tmp_path)
     except CheckpointMismatchError as error:  # which rows a forward can do without is known of understood ones alone
         assert variant == VARIANTS["some heads"] and "with some rows of" in str(error)
         assert "Load it with the transformers that saved it" in str(error)
     else:
-        assert is_guest(loaded) == is_guest(model)
+        assert is_stock_forward(loaded) == is_stock_forward(model)
         same_answers(loaded, expected, inputs)
 
 
@@ -89,9 +89,9 @@ def test_a_checkpoint_of_before_a_rename_in_transformers(
         context.setattr(attention, "_CLASSES", {})
         context.setattr(attention, "UNDERSTOOD", attention.UNDERSTOOD - STRANGE)
         model, expected, inputs = saved(head, variant, tmp_path)
-        assert is_guest(model)
+        assert is_stock_forward(model)
     loaded = patch_model(build(head), "random").__class__.from_pretrained(tmp_path)
-    assert is_guest(loaded)
+    assert is_stock_forward(loaded)
     same_answers(loaded, expected, inputs)
     loaded.save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "config.json").read_text()
@@ -120,7 +120,7 @@ def test_config_json_says_how_layers_are_served(tmp_path: Path) -> None:
 def test_a_layer_that_this_version_cannot_serve_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, *_ = saved("BertModel", "dense", tmp_path)
     monkeypatch.setattr(attention, "_CLASSES", {})
-    monkeypatch.setattr(attention, "FACES", [])
+    monkeypatch.setattr(attention, "LAYER_CLASSES", [])
     with pytest.raises(
         CheckpointMismatchError,
         match=r"layer 'encoder\.0' was served by a forward of its own, without key, query, but here it would be served by the "

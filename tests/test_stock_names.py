@@ -20,9 +20,9 @@ from hf_synthesizer import UnsupportedModelError, patch_model, unpatch_model
 from hf_synthesizer.checkpoints import conversions
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
 from hf_synthesizer.checkpoints.conversions import stock_names
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from hf_synthesizer.faces.registry import served_types
-from tests.faces import TEXT
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from hf_synthesizer.layers.model_types import served_types
+from tests.layers import TEXT
 from tests.models import build, first_output
 from tests.test_transfer_faces import tiny_models
 

@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves
 from hf_synthesizer import SynthesizerConfig, patch_model
 from hf_synthesizer.attend import as_accelerator, attend, choose_route, cuts, reference, static, strips
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.logits import LowRank, Static
-from hf_synthesizer.masks import AttentionMask
-from hf_synthesizer.positions import Positions
+from hf_synthesizer.logits.forms import LowRank, Static
+from hf_synthesizer.logits.masks import AttentionMask
+from hf_synthesizer.logits.positions import Positions
 from hf_synthesizer.synthesizers import build_synthesizer
 from tests.models import MAX_LENGTH, RELATIVES, VARIANTS, batch, build, first_output, randomize
 from tests.models import mask as key_mask

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForImageClassification, LlavaForConditionalGeneration, PreTrainedModel
 
 from hf_synthesizer import CheckpointMismatchError, models, patch_model
-from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.layers.mixin import SynthesizerMixin
 from tests.models import randomize
 from tests.test_towers import clip, given, llava, siglip
 

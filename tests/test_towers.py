@@ -25,8 +25,8 @@ from transformers import (
 
 from hf_synthesizer import NoMatchingLayerError, UnsupportedModelError, patch_model, patch_report, unpatch_model
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from tests.faces import GROUPED, TEXT
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from tests.layers import GROUPED, TEXT
 from tests.models import batch, build, randomize
 
 OF_TEXT_ALONE = ("vocab_size", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id")

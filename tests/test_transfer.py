@@ -27,9 +27,9 @@ from tests.teaching import HEADS, loader, self_attentions, sharp, student_of
 
 @pytest.mark.feature("transfer_attention")
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in ("dot_product", "fixed_random", "salience")])
-@pytest.mark.parametrize("family", HEADS)
-def test_every_variant_gets_nearer_to_its_teacher(family: str, variant: str) -> None:
-    teacher, batches = sharp(HEADS[family]), loader(HEADS[family])
+@pytest.mark.parametrize("model_type", HEADS)
+def test_every_variant_gets_nearer_to_its_teacher(model_type: str, variant: str) -> None:
+    teacher, batches = sharp(HEADS[model_type]), loader(HEADS[model_type])
     model = student_of(teacher, variant)
     report = transfer_attention(model, teacher, batches, steps=(15, 0), learning_rate=1e-2, progress=False)
     assert sum(layer.after for layer in report.layers) < sum(layer.before for layer in report.layers)

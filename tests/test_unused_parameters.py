@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, Olmo2Config, PreTrainedModel, Qwen3Config
 
 from hf_synthesizer import patch_model, unpatch_model
-from tests.faces import GROUPED
+from tests.layers import GROUPED
 from tests.models import batch, first_output
 
 NORMED = {

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.block.blocks import HEADS, WIDTH
-from hf_synthesizer.gemm import _LINEAR
+from hf_synthesizer.device.matmul import _LINEAR
 
 HEAD = WIDTH // HEADS
 

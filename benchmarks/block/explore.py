@@ -27,8 +27,8 @@ from benchmarks.measurements.bystanders import Bystanders
 from benchmarks.measurements.records import RESULTS, Results, quick_output
 from hf_synthesizer.attend import attend
 from hf_synthesizer.attend import blocks as tiles
-from hf_synthesizer.gemm import linear, product
-from hf_synthesizer.logits import Tiled
+from hf_synthesizer.device.matmul import linear, product
+from hf_synthesizer.logits.forms import Tiled
 from hf_synthesizer.measuring.timing import interleaved
 from hf_synthesizer.synthesizers.factorized_dense import default_factors
 

@@ -1,6 +1,6 @@
-"""Times one attention block behind each own face, synthesized and stock, of BERT-base's width, in one interleaved run.
+"""Times one attention block behind each own layer class, synthesized and stock, of BERT-base's width, in one interleaved run.
 
-    python -m benchmarks.block.layers                                  # all faces at length 512, as far as they are missing
+    python -m benchmarks.block.layers                                  # all layer classes at length 512, as far as they are missing
     python -m benchmarks.block.layers --threads 1 --models llama,bart  # some, on one core
     python -m benchmarks.report.tables                                 # the table in docs/performance.md
 
@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 from benchmarks.block.blocks import STOCK, fuse, keep
 from benchmarks.measurements.grid import FAILURES, Cell, Measured, NotServed, choices, make_quick, parser, reason, walk
 from hf_synthesizer import patch_model
-from hf_synthesizer.faces.wiring import find_wiring
+from hf_synthesizer.layers.projections import find_projection_names
 from hf_synthesizer.measuring.timing import interleaved
-from hf_synthesizer.patching.slots import find_slots
+from hf_synthesizer.patching.attention_layers import find_attention_layers
 
 WIDTH, HEADS = 768, 12
 TINY_WIDTH, TINY_HEADS = 48, 6
@@ -42,9 +42,9 @@ T5 = {"d_model": "width", "d_kv": 64, "num_heads": "heads", "d_ff": 64, "num_lay
 
 @dataclass(frozen=True)
 class Sample:
-    """A model of a face: its class, the fields of its config, the part that is run, and what that takes."""
+    """A model of a layer class: its class, the fields of its config, the part that is run, and what that takes."""
 
-    face: str
+    layer_class: str
     model: str
     fields: dict[str, Any] = field(default_factory=lambda: TEXT)
     part: str = ""
@@ -52,64 +52,64 @@ class Sample:
 
 
 MODELS = {
-    "bert": Sample("BertFace", "BertModel"),
+    "bert": Sample("BertLayer", "BertModel"),
     "distilbert": Sample(
-        "PlainFace",
+        "PlainLayer",
         "DistilBertModel",
         {"dim": "width", "n_heads": "heads", "n_layers": 2, "hidden_dim": 64, "vocab_size": 99}
         | {"max_position_embeddings": "length"},
     ),
     "vit": Sample(
-        "PlainFace",
+        "PlainLayer",
         "ViTModel",
         {name: TEXT[name] for name in list(TEXT)[:4]} | {"image_size": "image", "patch_size": 4},
         takes="pixel_values",
     ),
-    "albert": Sample("AlbertFace", "AlbertModel", {**TEXT, "embedding_size": 32}),
-    "mpnet": Sample("MPNetFace", "MPNetModel", {**TEXT, "max_position_embeddings": "more"}),
+    "albert": Sample("AlbertLayer", "AlbertModel", {**TEXT, "embedding_size": 32}),
+    "mpnet": Sample("MPNetLayer", "MPNetModel", {**TEXT, "max_position_embeddings": "more"}),
     "esm": Sample(
-        "EsmFace",
+        "EsmLayer",
         "EsmModel",
         {**TEXT, "max_position_embeddings": "more", "position_embedding_type": "rotary", "mask_token_id": 4},
     ),
-    "bart encoder": Sample("BartFace", "BartModel", PAIR, part="encoder"),
-    "bart decoder": Sample("BartFace", "BartModel", PAIR, part="decoder"),
+    "bart encoder": Sample("BartLayer", "BartModel", PAIR, part="encoder"),
+    "bart decoder": Sample("BartLayer", "BartModel", PAIR, part="decoder"),
     "whisper decoder": Sample(
-        "WhisperFace", "WhisperModel", {**PAIR, "max_target_positions": "length", "num_mel_bins": 8}, part="decoder"
+        "WhisperLayer", "WhisperModel", {**PAIR, "max_target_positions": "length", "num_mel_bins": 8}, part="decoder"
     ),
     "wav2vec2": Sample(
-        "SpeechEncoderFace",
+        "SpeechEncoderLayer",
         "Wav2Vec2Model",
         {**{name: TEXT[name] for name in list(TEXT)[:4]}, "num_conv_pos_embedding_groups": 4},
         part="encoder",
         takes="hidden_states",
     ),
-    "llama": Sample("RotaryDecoderFace", "LlamaModel", GROUPED),
-    "mistral": Sample("RotaryDecoderFace", "MistralModel", {**GROUPED, "sliding_window": "window"}),
-    "granitemoe": Sample("MaskFirstDecoderFace", "GraniteMoeModel", {**GROUPED, "num_local_experts": 2}),
+    "llama": Sample("RotaryDecoderLayer", "LlamaModel", GROUPED),
+    "mistral": Sample("RotaryDecoderLayer", "MistralModel", {**GROUPED, "sliding_window": "window"}),
+    "granitemoe": Sample("MaskFirstDecoderLayer", "GraniteMoeModel", {**GROUPED, "num_local_experts": 2}),
     "qwen2_vl text": Sample(
-        "PositionedDecoderFace",
+        "PositionedDecoderLayer",
         "Qwen2VLTextModel",
         {**GROUPED, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": "sections"}},
     ),
-    "stablelm": Sample("StableLmFace", "StableLmModel", GROUPED),
-    "modernbert": Sample("RotaryEncoderFace", "ModernBertModel", {**TEXT, "global_attn_every_n_layers": 1}),
-    "modernbert windows": Sample("RotaryEncoderFace", "ModernBertModel", {**TEXT, "local_attention": "window"}),
-    "nomic_bert": Sample("MaskFirstEncoderFace", "NomicBertModel"),
+    "stablelm": Sample("StableLmLayer", "StableLmModel", GROUPED),
+    "modernbert": Sample("RotaryEncoderLayer", "ModernBertModel", {**TEXT, "global_attn_every_n_layers": 1}),
+    "modernbert windows": Sample("RotaryEncoderLayer", "ModernBertModel", {**TEXT, "local_attention": "window"}),
+    "nomic_bert": Sample("MaskFirstEncoderLayer", "NomicBertModel"),
     "gpt2": Sample(
-        "Gpt2Face",
+        "Gpt2Layer",
         "GPT2Model",
         {"n_embd": "width", "n_head": "heads", "n_layer": 2, "n_inner": 64, "vocab_size": 99, "n_positions": "length"},
     ),
     "opt": Sample(
-        "OptFace",
+        "OptLayer",
         "OPTModel",
         {name: value for name, value in TEXT.items() if name != "intermediate_size"}
         | {"ffn_dim": 64, "word_embed_proj_dim": "width"},
     ),
-    "gpt_neox": Sample("GptNeoXFace", "GPTNeoXModel"),
-    "t5 encoder": Sample("T5Face", "T5Model", T5, part="encoder"),
-    "t5 decoder": Sample("T5Face", "T5Model", T5, part="decoder"),
+    "gpt_neox": Sample("GptNeoXLayer", "GPTNeoXModel"),
+    "t5 encoder": Sample("T5Layer", "T5Model", T5, part="encoder"),
+    "t5 decoder": Sample("T5Layer", "T5Model", T5, part="decoder"),
 }
 
 
@@ -125,11 +125,11 @@ def main(argv: list[str] | None = None) -> None:
     def measure(model: str, cell: Cell, variants: list[str]) -> list[Measured]:
         return measure_cell(model, cell, variants, arguments)
 
-    walk("faces", tuple(arguments.models or MODELS), arguments, measure)
+    walk("layers", tuple(arguments.models or MODELS), arguments, measure)
 
 
 def measure_cell(model: str, cell: Cell, variants: list[str], arguments: Any) -> list[Measured]:
-    """All variants of a face in one interleaved run, with the stock module among them."""
+    """All variants of a layer class in one interleaved run, with the stock module among them."""
     sample = MODELS[model]
     torch.manual_seed(0)
     stock = build(sample, cell, arguments.quick)
@@ -181,7 +181,7 @@ def build(sample: Sample, cell: Cell, quick: bool) -> PreTrainedModel:
     if sample.model == "T5Model":
         fields["d_kv"] = width // heads
     config = cls.config_class(**fields)
-    config._attn_implementation = "eager" if sample.face == "MPNetFace" else "sdpa"  # MPNet has no other
+    config._attn_implementation = "eager" if sample.layer_class == "MPNetLayer" else "sdpa"  # MPNet has no other
     return cls(config).to(cell.torch_dtype).train(cell.train)
 
 
@@ -195,9 +195,9 @@ class Block(nn.Module):
         states = args[0] if args else named.pop("hidden_states")
         self.states = states.detach().clone().requires_grad_(torch.is_grad_enabled())
         self.rest, self.named = args[1:], named
-        wiring = find_wiring(attention)
+        projection_names = find_projection_names(attention)
         width = self.states.shape[-1]
-        outside = wiring is None or wiring.output is None
+        outside = projection_names is None or projection_names.output is None
         self.output = nn.Linear(width, width, dtype=self.states.dtype) if outside else nn.Identity()
 
     def forward(self) -> torch.Tensor:
@@ -229,7 +229,11 @@ def called(sample: Sample, stock: PreTrainedModel, name: str, cell: Cell) -> Blo
     part = model.get_submodule(sample.part)
     part.config.use_cache = False  # it would grow from run to run
     prefix = f"{sample.part}." if sample.part else ""
-    attention = [slot.module for slot in find_slots(model)[0] if slot.name.startswith(prefix)][-1]
+    attention = [
+        attention_layer.module
+        for attention_layer in find_attention_layers(model)[0]
+        if attention_layer.name.startswith(prefix)
+    ][-1]
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     handle = attention.register_forward_pre_hook(
         lambda module, args, kwargs: calls.append((args, kwargs)), with_kwargs=True

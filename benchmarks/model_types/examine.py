@@ -15,14 +15,14 @@ from benchmarks.model_types.laws import HOLDS, LAWS, Subject
 from benchmarks.model_types.tiny_models import NotBuilt, Tiny, build, run
 from hf_synthesizer import models, patch_model
 from hf_synthesizer.errors import InvalidConfigError, SequenceTooLongError, SynthesizerError
-from hf_synthesizer.faces import synthesizer_class
-from hf_synthesizer.faces.guest import GuestFace
-from hf_synthesizer.faces.lengths import known_length
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from hf_synthesizer.patching.longest import config_of
-from hf_synthesizer.patching.slots import Slot, find_slots
+from hf_synthesizer.layers import synthesizer_class
+from hf_synthesizer.layers.lengths import known_length
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from hf_synthesizer.layers.stock_forward import StockForwardLayer
+from hf_synthesizer.patching.attention_layers import AttentionLayer, find_attention_layers
+from hf_synthesizer.patching.max_length import config_of
 
-FIELDS = ("model_type", "model", "attention", "stacks", "face", "status", "why", *LAWS, "transformers")
+FIELDS = ("model_type", "model", "attention", "stacks", "layer_class", "status", "why", *LAWS, "transformers")
 SERVED, REFUSED, WRONG, NOT_BUILT = "served", "refused", "wrong", "not built"
 LONGEST = 1024
 """The `max_length` of a type whose config names none."""
@@ -40,14 +40,14 @@ def examine(model_type: str) -> Row:
         return row | {"model": type(tiny.model).__name__, "status": REFUSED, "why": one_line(error)}
     row["model"] = type(tiny.model).__name__
     try:
-        slots = reached(tiny)
-        if not slots:
+        attention_layers = reached(tiny)
+        if not attention_layers:
             return row | {"status": NOT_BUILT, "why": "its inputs reach no layer of self-attention"}
-        subject, served, refusals = serve(tiny, slots)
-        shown = served or slots
-        row["attention"] = together(name_of_attention(type(slot.module)) for slot in shown)
-        row["stacks"] = together(slot.stack for slot in shown)
-        row["face"] = together(face_of(type(slot.module)) for slot in shown)
+        subject, served, refusals = serve(tiny, attention_layers)
+        shown = served or attention_layers
+        row["attention"] = together(name_of_attention(type(attention_layer.module)) for attention_layer in shown)
+        row["stacks"] = together(attention_layer.stack for attention_layer in shown)
+        row["layer_class"] = together(layer_class_of(type(attention_layer.module)) for attention_layer in shown)
         row["why"] = "; ".join(refusals)
         if not served:
             return row | {"status": REFUSED}
@@ -60,7 +60,7 @@ def examine(model_type: str) -> Row:
 
 def require_layers(model: PreTrainedModel) -> None:
     """Let the library say why not, where a model has no layer that it could patch."""
-    if not find_slots(model)[0]:
+    if not find_attention_layers(model)[0]:
         patch_model(model, "random")
 
 
@@ -74,16 +74,19 @@ def without_inputs(error: NotBuilt) -> Row:
     return {"status": NOT_BUILT, "why": one_line(error)}
 
 
-def reached(tiny: Tiny) -> list[Slot]:
+def reached(tiny: Tiny) -> list[AttentionLayer]:
     """The self-attention layers of a model that its inputs reach."""
-    slots, _ = find_slots(tiny.model)
+    attention_layers, _ = find_attention_layers(tiny.model)
     called: set[str] = set()
 
     def note(name: str) -> None:
         called.add(name)
 
     hooks = [
-        slot.module.register_forward_pre_hook(lambda module, arguments, name=slot.name: note(name)) for slot in slots
+        attention_layer.module.register_forward_pre_hook(
+            lambda module, arguments, name=attention_layer.name: note(name)
+        )
+        for attention_layer in attention_layers
     ]
     try:
         with torch.no_grad():
@@ -91,35 +94,40 @@ def reached(tiny: Tiny) -> list[Slot]:
     finally:
         for hook in hooks:
             hook.remove()
-    return [slot for slot in slots if slot.name in called]
+    return [attention_layer for attention_layer in attention_layers if attention_layer.name in called]
 
 
-def serve(tiny: Tiny, slots: list[Slot]) -> tuple[Subject, list[Slot], list[str]]:
+def serve(tiny: Tiny, attention_layers: list[AttentionLayer]) -> tuple[Subject, list[AttentionLayer], list[str]]:
     """The layers that can be patched, stack by stack where not all can, and what was said of the others."""
-    whole = Subject(tiny.model, tiny.inputs, frozenset(slot.name for slot in slots))
+    whole = Subject(tiny.model, tiny.inputs, frozenset(attention_layer.name for attention_layer in attention_layers))
     refusals: list[str] = []
     reason = refusal(whole)
     if isinstance(reason, InvalidConfigError):
-        known = [known_length(config_of(slot, tiny.model.config), slot.stack) for slot in slots]
+        known = [
+            known_length(config_of(attention_layer, tiny.model.config), attention_layer.stack)
+            for attention_layer in attention_layers
+        ]
         if None in known:
             refusals.append("max_length= has to be given")
         # Beside a tiny model the tables for its own longest sequence may be large, and have to be asked for.
         whole.options["max_length"] = max(LONGEST if length is None else length for length in known)
         reason = refusal(whole)
     if reason is None:
-        return whole, slots, refusals
+        return whole, attention_layers, refusals
     if isinstance(reason, SequenceTooLongError):
         raise RuntimeError(f"the longest sequence is not what the config says: {one_line(reason)}")
-    served: list[Slot] = []
-    for stack in dict.fromkeys(slot.stack for slot in slots):
-        own = [slot for slot in slots if slot.stack == stack]
-        reason = refusal(Subject(tiny.model, tiny.inputs, frozenset(slot.name for slot in own), whole.options))
+    served: list[AttentionLayer] = []
+    for stack in dict.fromkeys(attention_layer.stack for attention_layer in attention_layers):
+        own = [attention_layer for attention_layer in attention_layers if attention_layer.stack == stack]
+        reason = refusal(
+            Subject(tiny.model, tiny.inputs, frozenset(attention_layer.name for attention_layer in own), whole.options)
+        )
         if reason is None:
             served += own
         else:
             refusals.append(f"{stack}: {one_line(reason)}")
     return (
-        Subject(tiny.model, tiny.inputs, frozenset(slot.name for slot in served), whole.options),
+        Subject(tiny.model, tiny.inputs, frozenset(attention_layer.name for attention_layer in served), whole.options),
         served,
         refusals,
     )
@@ -154,11 +162,11 @@ def passes(verdict: str) -> bool:
     return verdict == HOLDS or verdict.startswith("(")
 
 
-def face_of(stock: type[nn.Module]) -> str:
-    """The name of the face that serves an attention class."""
+def layer_class_of(stock: type[nn.Module]) -> str:
+    """The name of the layer class that serves an attention class."""
     made = synthesizer_class(stock)
-    if issubclass(made, GuestFace):
-        return "guest"
+    if issubclass(made, StockForwardLayer):
+        return "StockForwardLayer"
     return next(
         cls.__name__ for cls in made.__mro__ if "forward" in cls.__dict__ and issubclass(cls, SynthesizerMixin)
     )

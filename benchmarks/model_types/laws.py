@@ -22,8 +22,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from benchmarks.model_types.tiny_models import Inputs, run, tensors_of
 from hf_synthesizer import models, patch_model, unpatch_model
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from hf_synthesizer.faces.wiring import find_wiring, out_features
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from hf_synthesizer.layers.projections import find_projection_names, out_features
 
 HOLDS = "holds"
 TOLERANCE = 1e-5
@@ -69,12 +69,15 @@ def equals_stock(subject: Subject) -> str:
 def values_equal_stock(subject: Subject) -> str:
     """Where all logits are 0, stock and `random` attend evenly: what is left are values, masks, windows and biases.
 
-    This is what an own face writes anew, and `equals_stock`, by way of the stock forward, does not see. Under eager.
+    This is what an own layer class writes anew, and `equals_stock`, by way of the stock forward, does not see. Under eager.
     """
     modules = [subject.model.get_submodule(name) for name in sorted(subject.layers)]
-    if any(find_wiring(module) is None for module in modules):
+    if any(find_projection_names(module) is None for module in modules):
         return "(projections of unknown names)"
-    with eager(subject.model), queries_of_zero(modules):  # of the guest too: the projection may make a gate as well
+    with (
+        eager(subject.model),
+        queries_of_zero(modules),
+    ):  # of the layer that keeps the stock forward too: the projection may make a gate as well
         with torch.no_grad():
             expected = run(subject.model, subject.inputs)
         with subject.patched("random") as model:
@@ -262,11 +265,11 @@ def queries_of_zero(modules: Iterable[nn.Module]) -> Iterator[None]:
     before: list[tuple[torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
         for module in modules:
-            wiring = find_wiring(module)
-            projection = module.get_submodule(wiring.fused or wiring.query)
+            projection_names = find_projection_names(module)
+            projection = module.get_submodule(projection_names.fused or projection_names.query)
             rows: Any = slice(None)
-            if wiring.rows is not None:
-                rows = wiring.rows(module, out_features(projection))["query"]
+            if projection_names.rows is not None:
+                rows = projection_names.rows(module, out_features(projection))["query"]
             changed = [projection.weight if hasattr(projection, "out_features") else projection.weight.t()]
             changed += [projection.bias] if getattr(projection, "bias", None) is not None else []
             for tensor in changed:

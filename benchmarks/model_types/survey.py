@@ -2,8 +2,8 @@
 
     python -m benchmarks.model_types.survey                     # all types; half an hour on one core
     python -m benchmarks.model_types.survey --types llama,clip  # these alone; the other rows stay as they are
-    python -m benchmarks.model_types.survey --quick --output -  # one type for each face, printed
-    python -m benchmarks.model_types.survey --data              # only writes what list_families() reads, from the results
+    python -m benchmarks.model_types.survey --quick --output -  # one type for each layer class, printed
+    python -m benchmarks.model_types.survey --data              # only writes what list_model_types() reads, from the results
 
 Each type has a process of its own, so that none can spoil another; what goes wrong in it becomes its row. The rows are
 the same at each run: seeds are fixed, and nothing in them depends on the machine.
@@ -31,7 +31,7 @@ from benchmarks.measurements.records import RESULTS, ROOT, Row, read
 from benchmarks.model_types.examine import FIELDS, SERVED, WRONG, examine
 
 OUTPUT = RESULTS / "coverage.csv"
-SERVED_TYPES = ROOT / "hf_synthesizer" / "faces" / "served.csv"
+SERVED_TYPES = ROOT / "hf_synthesizer" / "layers" / "served.csv"
 QUICK = (
     "albert",
     "bart",
@@ -58,7 +58,7 @@ QUICK = (
     "wav2vec2",
     "whisper",
 )
-"""A type for each kind of face, a guest, a composite, refusals, and types that have gone wrong in ways of their own."""
+"""A type for each kind of layer class, a layer that keeps the stock forward, a composite, refusals, and types that have gone wrong in ways of their own."""
 SECONDS = 180
 """The longest time that one type may take."""
 
@@ -98,18 +98,18 @@ def write(path: Path, rows: Iterable[Row], fields: Iterable[str] = FIELDS) -> No
 
 
 def write_served(rows: Iterable[Row]) -> None:
-    """What the package itself knows: the served types, and the face of each."""
-    write(SERVED_TYPES, (row for row in rows if row["status"] == SERVED), ("model_type", "face"))
+    """What the package itself knows: the served types, and the layer class of each."""
+    write(SERVED_TYPES, (row for row in rows if row["status"] == SERVED), ("model_type", "layer_class"))
 
 
 def main(argv: list[str] | None = None) -> None:
     """Examine types, and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", help="model types, separated by commas; all if left out")
-    parser.add_argument("--quick", action="store_true", help="one type for each face")
+    parser.add_argument("--quick", action="store_true", help="one type for each layer class")
     parser.add_argument("--workers", type=int, default=1, help="how many types at a time, of one thread each")
     parser.add_argument("--output", default=str(OUTPUT), help="a CSV file, or - for what can be read")
-    parser.add_argument("--data", action="store_true", help="examine nothing; write what list_families() reads")
+    parser.add_argument("--data", action="store_true", help="examine nothing; write what list_model_types() reads")
     arguments = parser.parse_args(argv)
     path = Path(arguments.output)
     if arguments.data:
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
     with ThreadPoolExecutor(arguments.workers) as pool:
         for row in pool.map(isolated, types):
             rows[row["model_type"]] = row
-            print(row["model_type"], row["status"], row["face"], row["why"], sep=" | ", flush=True)
+            print(row["model_type"], row["status"], row["layer_class"], row["why"], sep=" | ", flush=True)
             if arguments.output != "-":
                 write(path, rows.values())
     if path == OUTPUT:

@@ -37,8 +37,8 @@ from transformers.utils import logging
 from benchmarks.measurements.records import RESULTS, Results, Row, quick_output, threads
 from benchmarks.pretrained.real_text import SEED, Batch, Size, Task, articles, likeness, reactions, translations
 from hf_synthesizer import InvalidConfigError, patch_model, transfer_attention
-from hf_synthesizer.faces.mixin import SynthesizerMixin
-from hf_synthesizer.patching.slots import find_slots
+from hf_synthesizer.layers.mixin import SynthesizerMixin
+from hf_synthesizer.patching.attention_layers import find_attention_layers
 
 OUTPUT = RESULTS / "real_weights.csv"
 SHARES = {"quarter": 0.25, "half": 0.5, "all": 1.0}
@@ -121,7 +121,7 @@ def measure(name: str, stock: PreTrainedModel, task: Task, size: Size):
         "model_class": type(stock).__name__,
         "measure": task.measure,
         "more_is_better": str(task.more_is_better),
-        "of_layers": str(len(find_slots(stock)[0])),
+        "of_layers": str(len(find_attention_layers(stock)[0])),
         "seed": str(SEED),
     }
     started = time.perf_counter()
@@ -175,13 +175,13 @@ def hybrid(
     stock: PreTrainedModel, taught: PreTrainedModel, variant: str, chosen: list[str], size: Size
 ) -> PreTrainedModel:
     """A copy of the stock model with the taught logits in some of its layers."""
-    if len(chosen) == len(find_slots(stock)[0]):
+    if len(chosen) == len(find_attention_layers(stock)[0]):
         return taught
     model = patch_model(copy.deepcopy(stock), dict.fromkeys(chosen, variant), max_length=size.length)
-    from_ = {slot.label: slot.module for slot in find_slots(taught)[0]}
-    for slot in find_slots(model)[0]:
-        if isinstance(slot.module, SynthesizerMixin):
-            slot.module.synthesizer.load_state_dict(from_[slot.label].synthesizer.state_dict())
+    from_ = {attention_layer.label: attention_layer.module for attention_layer in find_attention_layers(taught)[0]}
+    for attention_layer in find_attention_layers(model)[0]:
+        if isinstance(attention_layer.module, SynthesizerMixin):
+            attention_layer.module.synthesizer.load_state_dict(from_[attention_layer.label].synthesizer.state_dict())
     return model
 
 

@@ -113,8 +113,8 @@ def explore() -> str:
     return markdown(head, lines) + "\n\n" + provenance(rows)
 
 
-def faces() -> str:
-    """One attention block behind each own face, relative to its stock module."""
+def layers() -> str:
+    """One attention block behind each own layer class, relative to its stock module."""
     rows = read(RESULTS / "faces.csv")
     paddings = {"none": "", "ragged": ", ragged"}
     variants = dict.fromkeys(row["variant"] for row in rows if row["variant"] != "stock sdpa")

@@ -1,4 +1,4 @@
-"""What the documents say of `coverage.csv`: which types each face serves, and why the others are not served."""
+"""What the documents say of `coverage.csv`: which types each layer class serves, and why the others are not served."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def coverage_rows() -> list[Row]:
 
 
 def served() -> Table:
-    """The types that pass all laws, by face."""
+    """The types that pass all laws, by layer class."""
     types = defaultdict(list)
     for row in coverage_rows():
         if row["status"] == "served":
-            types[row["face"]].append(row["model_type"] + ("*" if "max_length=" in row["why"] else ""))
+            types[row["layer_class"]].append(row["model_type"] + ("*" if "max_length=" in row["why"] else ""))
     lines = [
-        [_faces(face), str(len(names)), ", ".join(names)]
-        for face, names in sorted(types.items(), key=lambda item: (" " in item[0], -len(item[1]), item[0]))
+        [_layer_classes(layer_class), str(len(names)), ", ".join(names)]
+        for layer_class, names in sorted(types.items(), key=lambda item: (" " in item[0], -len(item[1]), item[0]))
     ]
-    return ["face", "types", "model types"], lines
+    return ["layer_class", "types", "model types"], lines
 
 
 def not_served(status: str) -> Table:
@@ -69,5 +69,7 @@ def reason(why: str) -> str:
     return next((short for pattern, short in REASONS if re.search(pattern, why)), why.replace("|", "\\|"))
 
 
-def _faces(face: str) -> str:
-    return " and ".join(f"`{name}`" if name != "guest" else "guest" for name in face.split())
+def _layer_classes(layer_class: str) -> str:
+    return " and ".join(
+        f"`{name}`" if name != "StockForwardLayer" else "StockForwardLayer" for name in layer_class.split()
+    )

@@ -28,7 +28,7 @@ DOCUMENTS = (
 
 
 def served() -> str:
-    """Which model types each face serves."""
+    """Which model types each layer class serves."""
     return markdown(*model_type_tables.served())
 
 
@@ -70,7 +70,7 @@ TABLES = {
         sparse_tables.recall,
         sparse_tables.growth,
         sparse_tables.flex,
-        model_tables.faces,
+        model_tables.layers,
         real_weights_tables.real_equal,
         real_weights_tables.real_weights,
         served,

@@ -30,7 +30,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, T5Confi
 from benchmarks.measurements.records import RESULTS
 from hf_synthesizer import SynthesizerConfig, patch_model
 from hf_synthesizer.attend import attend
-from hf_synthesizer.logits import KeyBias, Logits, LowRank, Sparse, Static, Tiled
+from hf_synthesizer.logits.forms import KeyBias, Logits, LowRank, Sparse, Static, Tiled
 
 RESULT = RESULTS / "scaling.csv"
 LENGTHS = (512, 2048, 8192, 32768, 131072)

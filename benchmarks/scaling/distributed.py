@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, Llam
 from benchmarks.measurements.records import RESULTS, ROOT, commit, quick_output
 from examples.shared.command_line import leave_together
 from hf_synthesizer import SynthesizerConfig, patch_model
-from hf_synthesizer.faces.mixin import SynthesizerMixin
+from hf_synthesizer.layers.mixin import SynthesizerMixin
 
 RESULT = RESULTS / "settings.csv"
 SETTINGS = {

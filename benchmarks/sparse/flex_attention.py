@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from benchmarks.measurements.records import RESULTS, provenance, quick_output, threads
 from hf_synthesizer.attend import attend
 from hf_synthesizer.choices import FixedBlocks, Strides
-from hf_synthesizer.logits import Sparse
+from hf_synthesizer.logits.forms import Sparse
 from hf_synthesizer.measuring.timing import interleaved
 
 HEADS, WIDTH = 12, 64

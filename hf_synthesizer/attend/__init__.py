@@ -6,9 +6,9 @@ import logging
 
 import torch
 
-from ..logits import Grouped, Logits, Sparse
-from ..masks import AttentionMask
-from ..tracing import as_accelerator, on_processor, traced
+from ..device.tracing import as_accelerator, on_processor, traced
+from ..logits.forms import Grouped, Logits, Sparse
+from ..logits.masks import AttentionMask
 from . import grouped, native, reference, sdpa, sparse, static, strips, tiled, triton
 from .terms import Terms
 

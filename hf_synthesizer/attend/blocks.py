@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..gemm import product
-from ..masks import AttentionMask
+from ..device.matmul import product
+from ..logits.masks import AttentionMask
 from .static import accumulate, empty_gradients
 from .terms import Terms, static_terms
 

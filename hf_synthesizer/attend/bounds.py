@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..tracing import Question, wonder
+from ..device.tracing import DeviceRead, read_later
 from .terms import StaticTerm
 
 UNKNOWN = float("inf")
@@ -22,9 +22,11 @@ def known_spread(term: StaticTerm) -> float:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return UNKNOWN
     if len(tensors) == 1:
-        extremes = wonder(Question(tensors[0], "extremes", lambda: torch.stack(torch.aminmax(tensors[0].detach()))))
+        extremes = read_later(
+            DeviceRead(tensors[0], "extremes", lambda: torch.stack(torch.aminmax(tensors[0].detach())))
+        )
         return UNKNOWN if extremes is None else extremes[1] - extremes[0]
-    norms = [wonder(_longest(tensor)) for tensor in tensors]
+    norms = [read_later(_longest(tensor)) for tensor in tensors]
     if norms[0] is None or norms[1] is None:
         return UNKNOWN
     return 2 * norms[0][0] * norms[1][0]  # |a · b| ≤ |a| · |b|
@@ -35,5 +37,5 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def _longest(factor: torch.Tensor) -> Question:
-    return Question(factor, "longest", lambda: factor.detach().float().norm(dim=-1).amax().view(1))
+def _longest(factor: torch.Tensor) -> DeviceRead:
+    return DeviceRead(factor, "longest", lambda: factor.detach().float().norm(dim=-1).amax().view(1))

@@ -94,7 +94,7 @@ def _meet(
     wide = torch.promote_types(query.dtype, torch.float32)
     keys = key.reshape(-1, key.shape[-1])[tiles.members].to(wide)  # (t, k, r)
     asked = query.reshape(-1, query.shape[-1])[tiles.queries].to(wide)  # (t, TILE, r)
-    logits = (asked @ keys.transpose(-1, -2)).flatten(0, 1)[tiles.slots]  # (g, T, n, k)
+    logits = (asked @ keys.transpose(-1, -2)).flatten(0, 1)[tiles.indices]  # (g, T, n, k)
     logits = logits.transpose(1, 2).flatten(2)  # (g, n, T·k)
     columns = columns_of(found)
     kept = best(logits.detach(), columns, found, size)
@@ -106,7 +106,7 @@ def _meet(
     weights = weights.unflatten(-1, (-1, columns.shape[-1] // found.bucket.shape[-2])).transpose(1, 2)  # (g, T, n, k)
     sorted_weights = weights.flatten(0, 2)[tiles.entries]  # (t, TILE, k)
     mixed = sorted_weights @ value.reshape(-1, width)[tiles.members]  # (t, TILE, d_v)
-    return mixed.flatten(0, 1)[tiles.slots].sum(1)  # (g, n, d_v)
+    return mixed.flatten(0, 1)[tiles.indices].sum(1)  # (g, n, d_v)
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,13 @@ class Tiles:
         members: for each tile the keys of its bucket (t, k), as numbers among all g·n tokens.
         queries: for each tile its queries (t, TILE), as numbers among all g·n tokens; a place that is free has any.
         entries: the same, as numbers among all g·T·n entries.
-        slots: where the entry of a head, hash and query is among the t·TILE places: (g, T, n).
+        indices: where the entry of a head, hash and query is among the t·TILE places: (g, T, n).
     """
 
     members: torch.Tensor
     queries: torch.Tensor
     entries: torch.Tensor
-    slots: torch.Tensor
+    indices: torch.Tensor
 
     @classmethod
     def of(cls, found: Found) -> Tiles:
@@ -139,12 +139,12 @@ class Tiles:
         total = int(used.sum())
         entries = torch.zeros(total * TILE, dtype=torch.long, device=device)
         entries[place] = order
-        slots = torch.empty_like(order)
-        slots[order] = place
+        indices = torch.empty_like(order)
+        indices[order] = place
         owner = torch.repeat_interleave(used)  # the bucket of each tile
         members = found.members.flatten(0, 2)[owner] + (owner // (hashes * count) * length).unsqueeze(-1)
         queries = entries // (hashes * length) * length + entries % length
-        return cls(members, queries.view(total, TILE), entries.view(total, TILE), slots.view(heads, hashes, length))
+        return cls(members, queries.view(total, TILE), entries.view(total, TILE), indices.view(heads, hashes, length))
 
 
 def columns_of(found: Found) -> torch.Tensor:

@@ -49,10 +49,10 @@ def groups(labels: torch.Tensor, keep: torch.Tensor | None) -> Iterator[tuple[to
     """
     batch, heads, length = labels.shape
     count = int(labels.max()) + 1
-    row, head, slot = (torch.arange(size, device=labels.device) for size in (batch, heads, length))
+    row, head, index = (torch.arange(size, device=labels.device) for size in (batch, heads, length))
     row, head = row.view(-1, 1, 1), head.view(-1, 1)
     cluster = ((row * heads + head) * count + labels).flatten()  # of all tokens, whatever row and head
-    tokens = ((row * length + slot) * heads + head).flatten()
+    tokens = ((row * length + index) * heads + head).flatten()
     if keep is not None:
         held = keep.expand_as(labels).flatten()
         cluster, tokens = cluster[held], tokens[held]
@@ -77,12 +77,12 @@ def _mask(members: torch.Tensor, held: torch.Tensor, rows: Rows) -> torch.Tensor
         return allowed.expand(-1, held.shape[-1], -1)
     _, heads, length, _ = rows.value.shape
     bias = rows.bias.to(rows.value.dtype)
-    row, slot, head = members // (length * heads), members // heads % length, members % heads
+    row, index, head = members // (length * heads), members // heads % length, members % heads
     picked = bias[
         (row if len(bias) > 1 else row * 0)[..., :, None],
         (head if bias.shape[1] > 1 else head * 0)[..., :, None],
-        (slot if bias.shape[2] > 1 else slot * 0)[..., :, None],
-        slot[..., None, :],
+        (index if bias.shape[2] > 1 else index * 0)[..., :, None],
+        index[..., None, :],
     ]
     return picked.masked_fill(~allowed, float("-inf"))
 

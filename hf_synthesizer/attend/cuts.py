@@ -8,9 +8,9 @@ from typing import NamedTuple, cast
 
 import torch
 
-from ..logits import Tiled, place_columns, place_table
-from ..masks import AttentionMask
-from ..tracing import autocast_dtype
+from ..device.tracing import autocast_dtype
+from ..logits.forms import Tiled, place_columns, place_table
+from ..logits.masks import AttentionMask
 from .randomness import generator_at
 from .terms import StaticTerm, Terms
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..logits import Grouped
-from ..masks import AttentionMask
+from ..logits.forms import Grouped
+from ..logits.masks import AttentionMask
 from . import reference
 
 

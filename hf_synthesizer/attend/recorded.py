@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..logits import Explicit
-from ..masks import AttentionMask
+from ..logits.forms import Explicit
+from ..logits.masks import AttentionMask
 from . import reference
 from .blocks import Problem
 from .terms import Terms, static_terms

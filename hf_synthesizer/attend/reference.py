@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..logits import Logits, Sparse
-from ..masks import AttentionMask
+from ..logits.forms import Logits, Sparse
+from ..logits.masks import AttentionMask
 
 
 def attend(

@@ -7,8 +7,8 @@ from typing import cast
 import torch
 from torch.nn import functional
 
-from ..masks import AttentionMask
-from ..tracing import on_processor, traced
+from ..device.tracing import on_processor, traced
+from ..logits.masks import AttentionMask
 from .terms import Terms
 
 

@@ -15,15 +15,15 @@ import torch
 
 from ..choices import Buckets, Clusters, FixedBlocks, Strides
 from ..choices.tokens import Tokens
-from ..logits import Sparse
-from ..masks import AttentionMask, Extents
-from ..tracing import traced, without_autocast
+from ..device.tracing import traced, without_autocast
+from ..logits.forms import Sparse
+from ..logits.masks import AttentionMask, Extents
 from . import buckets, clusters, strides
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of the batch whose tokens stand on the same slots, without padding.
+    """Some rows of the batch whose tokens stand on the same indices, without padding.
 
     `query` and `key` are (b, H, n, r), before scaling, `value` (b, H, n, d_v), `bias` broadcasts to (b, H, n, n) or is
     None. `holes` (b, n) is False at padding between tokens, or None where there is none.
@@ -68,7 +68,7 @@ def serves(logits: Sparse, value: torch.Tensor, mask: AttentionMask) -> bool:
 
 
 def counts_from_first(logits: Sparse, value: torch.Tensor, mask: AttentionMask) -> bool:
-    """Whether each token is as far behind its row's first one as their slots are, which rows without padding rely on."""
+    """Whether each token is as far behind its row's first one as their indices are, which rows without padding rely on."""
     if logits.known is None or (mask.keep is None and not logits.known.per_row):
         return True
     tokens = Tokens.of(mask, logits.query_length, value.shape[-2], 0, value.device)
@@ -99,7 +99,7 @@ def attend(logits: Sparse, value: torch.Tensor, mask: AttentionMask, causal: boo
 
 
 def equal_rows(extents: Extents) -> Iterator[tuple[list[int], int, int]]:
-    """The rows of a mask with the same first and last token: their numbers, the first slot, and the last + 1."""
+    """The rows of a mask with the same first and last token: their numbers, the first index, and the last + 1."""
     groups: dict[tuple[int, int], list[int]] = {}
     for row in range(len(extents.first)):
         groups.setdefault(extents.of(row), []).append(row)
@@ -107,22 +107,22 @@ def equal_rows(extents: Extents) -> Iterator[tuple[list[int], int, int]]:
         yield rows, start, stop
 
 
-def _cut(whole: Rows, keep: torch.Tensor | None, rows: slice | list[int], slots: slice) -> Rows:
-    """Some slots of some rows; as views, where the rows are next to each other. No `keep`: they are tokens all."""
+def _cut(whole: Rows, keep: torch.Tensor | None, rows: slice | list[int], indices: slice) -> Rows:
+    """Some indices of some rows; as views, where the rows are next to each other. No `keep`: they are tokens all."""
     if isinstance(rows, list) and rows[-1] - rows[0] == len(rows) - 1:
         rows = slice(rows[0], rows[-1] + 1)
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[:, :, slots][rows]
+        return tensor[:, :, indices][rows]
 
     bias = whole.bias
     if bias is not None:
-        bias = bias[..., slots] if bias.shape[-2] == 1 else bias[..., slots, slots]
+        bias = bias[..., indices] if bias.shape[-2] == 1 else bias[..., indices, indices]
         bias = bias if len(bias) == 1 else bias[rows]
     query = cut(whole.query)
     holes = keep
     if keep is not None:
-        holes = (keep[:, slots] if len(keep) == 1 else keep[rows, slots]).expand(len(query), -1)
+        holes = (keep[:, indices] if len(keep) == 1 else keep[rows, indices]).expand(len(query), -1)
     return Rows(
         query=query,
         key=query if whole.key is whole.query else cut(whole.key),

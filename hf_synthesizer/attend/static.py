@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import torch
 
-from ..gemm import product
-from ..masks import AttentionMask
-from ..tracing import on_processor, traced, without_autocast
+from ..device.matmul import product
+from ..device.tracing import on_processor, traced, without_autocast
+from ..logits.masks import AttentionMask
 from . import native
 from .bounds import known_spread
 from .cuts import size_of_a_strip

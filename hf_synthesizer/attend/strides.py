@@ -50,7 +50,7 @@ class Heads:
 
         A float tensor even without a bias: the kernel would make one of a bool tensor for each head anew.
 
-        `i` and `j` name slots, and broadcast with `allowed` to P; those beyond the row may be named, but not allowed.
+        `i` and `j` name indices, and broadcast with `allowed` to P; those beyond the row may be named, but not allowed.
         """
         last = self.length - 1
         i, j = i.clamp(0, last), j.clamp(0, last)
@@ -68,14 +68,14 @@ class Heads:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all slots hold tokens that may look at each other, with nothing added to their logits."""
+        """Whether all indices hold tokens that may look at each other, with nothing added to their logits."""
         return self.bias is None and self.holes is None and not self.causal
 
-    def within(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """`pairs` for problems whose tokens attend to each other, given their slots (p, size); None: all pairs meet."""
-        if self.is_plain and slots.numel() == self.length:
+    def within(self, indices: torch.Tensor) -> torch.Tensor | None:
+        """`pairs` for problems whose tokens attend to each other, given their indices (p, size); None: all pairs meet."""
+        if self.is_plain and indices.numel() == self.length:
             return None
-        i, j = slots.unsqueeze(-1), slots.unsqueeze(-2)
+        i, j = indices.unsqueeze(-1), indices.unsqueeze(-2)
         return self.pairs(i, j, j < self.length)
 
     def attend(
@@ -102,7 +102,7 @@ class Heads:
         )
         return output.view(self.batch, self.heads, problems, -1, output.shape[-1])[..., : self.width]
 
-    def slots(self, count: int) -> torch.Tensor:
+    def indices(self, count: int) -> torch.Tensor:
         return torch.arange(count, device=self.value.device)
 
     def without_holes(self, output: torch.Tensor) -> torch.Tensor:
@@ -118,9 +118,9 @@ def windows(heads: Heads, stride: int) -> torch.Tensor:
     count = -(-heads.length // size)
     behind = 0 if heads.causal else stride
     reach = stride + size + behind  # keys of a block
-    start = size * heads.slots(count)[:, None, None]
-    i = start + heads.slots(size)[:, None]  # (p, size, 1)
-    j = start + heads.slots(reach) - stride  # (p, 1, reach)
+    start = size * heads.indices(count)[:, None, None]
+    i = start + heads.indices(size)[:, None]  # (p, size, 1)
+    j = start + heads.indices(reach) - stride  # (p, 1, reach)
     allowed = ((i - j).abs() <= stride) & (j >= 0) & (j < heads.length)
     more = size * count - heads.length
     query = functional.pad(heads.query, (0, 0, 0, more)).unflatten(-2, (count, size))
@@ -138,8 +138,8 @@ def columns(heads: Heads, stride: int) -> torch.Tensor:
         return heads.value
     count = -(-heads.length // stride)
     query, key, value = (_table(x, count, stride).transpose(2, 3) for x in (heads.query, heads.key, heads.value))
-    slots = heads.slots(count * stride).view(count, stride).t()  # (l, count)
-    output = heads.attend(query, key, value, heads.within(slots))
+    indices = heads.indices(count * stride).view(count, stride).t()  # (l, count)
+    output = heads.attend(query, key, value, heads.within(indices))
     return heads.without_holes(output.transpose(2, 3).flatten(2, 3)[:, :, : heads.length])
 
 
@@ -149,8 +149,8 @@ def blocks(heads: Heads, stride: int) -> torch.Tensor:
         return heads.value
     count = -(-heads.length // stride)
     query, key, value = (_table(x, count, stride) for x in (heads.query, heads.key, heads.value))
-    slots = heads.slots(count * stride).view(count, stride)
-    output = heads.attend(query, key, value, heads.within(slots))
+    indices = heads.indices(count * stride).view(count, stride)
+    output = heads.attend(query, key, value, heads.within(indices))
     return heads.without_holes(output.flatten(2, 3)[:, :, : heads.length])
 
 
@@ -159,8 +159,8 @@ def last_columns(heads: Heads, stride: int) -> torch.Tensor:
     if heads.heads == 0 or heads.length < stride:
         return torch.zeros_like(heads.value)
     key, value = (x[:, :, stride - 1 :: stride].unsqueeze(2) for x in (heads.key, heads.value))
-    i = heads.slots(heads.length)[None, :, None]
-    j = (heads.slots(key.shape[-2]) * stride + stride - 1)[None, None, :]
+    i = heads.indices(heads.length)[None, :, None]
+    j = (heads.indices(key.shape[-2]) * stride + stride - 1)[None, None, :]
     everybody = torch.ones((), dtype=torch.bool, device=j.device)
     mask = None if heads.is_plain else heads.pairs(i, j, everybody)
     output = heads.attend(heads.query.unsqueeze(2), key, value, mask)

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import torch
 
-from ..masks import AttentionMask
-from ..tracing import on_processor, traced, without_autocast
+from ..device.tracing import on_processor, traced, without_autocast
+from ..logits.masks import AttentionMask
 from .cuts import Cuts, Strip, Tensors
 from .randomness import generator_state
 from .terms import Terms

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from ..gemm import product
-from ..logits import Explicit, KeyBias, Logits, LowRank, Placed, Static, StaticWeights, Sum, Tiled
-from ..masks import AttentionMask
-from ..tracing import on_processor, traced
+from ..device.matmul import product
+from ..device.tracing import on_processor, traced
+from ..logits.forms import Explicit, KeyBias, Logits, LowRank, Placed, Static, StaticWeights, Sum, Tiled
+from ..logits.masks import AttentionMask
 
 
 class StaticTerm(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..gemm import default_library_is_fast, product
-from ..masks import AttentionMask
-from ..tracing import on_processor, traced
+from ..device.matmul import default_library_is_fast, product
+from ..device.tracing import on_processor, traced
+from ..logits.masks import AttentionMask
 from . import recorded
 from .blocks import Block, Problem
 from .recorded import gradients

@@ -127,7 +127,7 @@ def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:
     except AttributeError as error:
         raise CheckpointMismatchError(
             f"The checkpoint's config.json asks for the class {name!r}, which hf_synthesizer {__version__} does not have. "
-            f"Install a newer one ({HOW_TO_INSTALL}), or import the package that registers this family first."
+            f"Install a newer one ({HOW_TO_INSTALL}), or import the package that registers this model type first."
         ) from error
 
 

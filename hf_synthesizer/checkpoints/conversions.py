@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from ..faces.mixin import SynthesizerMixin
+from ..layers.mixin import SynthesizerMixin
 
 AS_IN_MEMORY: ContextVar[bool] = ContextVar("AS_IN_MEMORY", default=False)
 """Whether a checkpoint is read that has the names of memory: old ones of ours, of models whose names Transformers converts."""
@@ -48,7 +48,7 @@ class BesideLayers(WeightConverter):
     checkpoint one by one. Loading finds them there as it is.
     """
 
-    __slots__ = ("layers",)
+    __attention_layers__ = ("layers",)
     layers: tuple[str, ...]
 
     @classmethod

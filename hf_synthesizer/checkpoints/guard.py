@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ..config import MIXINGS, HeadGroupsConfig, LayerConfig, SynthesizerConfig
+from ..device.tracing import traced
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..synthesizers.registry import list_variants
-from ..tracing import traced
 
 UNKNOWN = 0
 """The value of guards that were written before there were fingerprints: names and shapes have to do."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..faces.mixin import SynthesizerMixin
+from ..layers.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
 from ..synthesizers.base import LOADED
 from .guard import Guard
@@ -58,16 +58,20 @@ def _stock_projections(layer: SynthesizerMixin) -> Iterator[dict[str, nn.Module]
     """The query and key projections by their stock names, one part of each after the other; where nothing is left of one,
     a `Linear` without memory."""
     hidden_size, heads, width = layer.dimensions
-    wiring, there = layer.wiring, layer._modules
+    projection_names, there = layer.projection_names, layer._modules
     moved = dict(layer.get_submodule("stock").named_children()) if "stock" in there else {}
     parts = list(layer.synthesizer.stock_parts()) if isinstance(layer.synthesizer, Synthesizer) else []
     projections: dict[str, list[nn.Module]] = {}
-    for name in dict.fromkeys((layer.guard_name, *wiring.replaced)):
+    for name in dict.fromkeys((layer.guard_name, *projection_names.replaced)):
         found = [there.get(name), moved.get(name)]
-        if wiring.fused:  # which makes queries, keys and values
-            found += [there.get(wiring.value), moved.get(wiring.value), *(part for pair in parts for part in pair)]
+        if projection_names.fused:  # which makes queries, keys and values
+            found += [
+                there.get(projection_names.value),
+                moved.get(projection_names.value),
+                *(part for pair in parts for part in pair),
+            ]
         else:
-            found += [key if name == wiring.key else query for query, key in parts]
+            found += [key if name == projection_names.key else query for query, key in parts]
         left = [module for module in found if module is not None and not isinstance(module, Guard)]
         projections[name] = left or [nn.Linear(hidden_size, heads * width, device="meta")]
     for index in range(max(map(len, projections.values()))):

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
 from ..errors import CheckpointMismatchError, UnsupportedModelError
-from ..faces.mixin import SynthesizerMixin
+from ..layers.mixin import SynthesizerMixin
 from ..synthesizers.stock_weights import is_plain
 
 ALIGNMENT = 64

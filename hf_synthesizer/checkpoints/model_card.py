@@ -25,10 +25,10 @@ from transformers.utils import logging
 
 from ..config import HeadGroupsConfig, LayerConfig, ranges
 from ..errors import NotPatchedError
-from ..faces.mixin import SynthesizerMixin
+from ..layers.mixin import SynthesizerMixin
+from ..patching.attention_layers import find_attention_layers
 from ..patching.counting import count_parameters
 from ..patching.report import patch_report
-from ..patching.slots import find_slots
 from ..patching.swap import TAGS
 from ..synthesizers.mixture import MixtureSynthesizer
 from ..synthesizers.registry import get_variant
@@ -174,11 +174,11 @@ def _variants(model: PreTrainedModel) -> list[dict[str, Any]]:
     """One row for each configuration that some layers share."""
     layers: dict[str, list[SynthesizerMixin]] = {}
     names: dict[str, dict[str, list[int]]] = {}
-    for slot in find_slots(model)[0]:
-        if isinstance(slot.module, SynthesizerMixin):
-            key = json.dumps(slot.module.synthesizer.config.to_dict(), sort_keys=True)
-            layers.setdefault(key, []).append(slot.module)
-            names.setdefault(key, {}).setdefault(slot.stack, []).append(slot.index)
+    for attention_layer in find_attention_layers(model)[0]:
+        if isinstance(attention_layer.module, SynthesizerMixin):
+            key = json.dumps(attention_layer.module.synthesizer.config.to_dict(), sort_keys=True)
+            layers.setdefault(key, []).append(attention_layer.module)
+            names.setdefault(key, {}).setdefault(attention_layer.stack, []).append(attention_layer.index)
     rows = []
     for key, modules in layers.items():
         config = modules[0].synthesizer.config

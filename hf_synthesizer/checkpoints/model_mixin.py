@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
-from ..faces.mixin import SINCE_THEN
+from ..layers.mixin import SINCE_THEN
 from ..synthesizers.base import LOADED
 from .guard import Guard
 from .initialization import initialize_layers

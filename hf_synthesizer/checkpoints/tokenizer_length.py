@@ -16,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..faces.mixin import SynthesizerMixin
-from ..patching.slots import find_slots
+from ..layers.mixin import SynthesizerMixin
+from ..patching.attention_layers import find_attention_layers
 from .whole_files import write_whole
 
 logger = logging.get_logger(__name__)
@@ -33,12 +33,17 @@ def longest_input(model: PreTrainedModel) -> int | None:
     In an encoder-decoder these are the encoder's: what the decoder writes is no business of a tokenizer's truncation. In a
     model of several towers, that of the text.
     """
-    slots, _ = find_slots(model)
-    stacks = {slot.stack for slot in slots}
+    attention_layers, _ = find_attention_layers(model)
+    stacks = {attention_layer.stack for attention_layer in attention_layers}
     readers = stacks if len(stacks) == 1 else {stack for stack in stacks if READS_TEXT.search(stack)}
     readers = {"encoder"} if "encoder" in stacks else readers
     return min(
-        (_length(slot.module) for slot in slots if slot.stack in readers and _is_ours(slot.module)), default=None
+        (
+            _length(attention_layer.module)
+            for attention_layer in attention_layers
+            if attention_layer.stack in readers and _is_ours(attention_layer.module)
+        ),
+        default=None,
     )
 
 

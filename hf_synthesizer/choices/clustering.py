@@ -14,7 +14,7 @@ from math import isqrt
 import torch
 from torch.nn import functional
 
-from ..tracing import without_autocast
+from ..device.tracing import without_autocast
 from .base import Choice
 from .tokens import Tokens
 
@@ -51,5 +51,5 @@ class Clusters(Choice):
     def chosen(self, query: torch.Tensor, key: torch.Tensor, tokens: Tokens, causal: bool) -> torch.Tensor:
         keep = None if tokens.keep is None else tokens.keep.unsqueeze(1)  # (B, 1, Lk)
         labels = self.labels(key, keep)  # (B, H, Lk)
-        slots = tokens.query_slots(key.device)[0].clamp(max=tokens.key_length - 1)
-        return labels[..., slots].unsqueeze(-1) == labels.unsqueeze(-2)
+        indices = tokens.query_indices(key.device)[0].clamp(max=tokens.key_length - 1)
+        return labels[..., indices].unsqueeze(-1) == labels.unsqueeze(-2)

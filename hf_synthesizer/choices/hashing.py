@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from ..tracing import traced, without_autocast
+from ..device.tracing import traced, without_autocast
 from . import pairs
 from .base import Choice
 from .tokens import Tokens

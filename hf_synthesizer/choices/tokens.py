@@ -1,4 +1,4 @@
-"""Which slots of a batch hold tokens, and where in its row each of them stands.
+"""Which indices of a batch hold tokens, and where in its row each of them stands.
 
 Attention that chooses its keys must know more than who may look at whom: padding must not be chosen, and must not move
 what is chosen. So a row is what lies between its first and its last token, its positions count from its first token, and
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ..masks import AttentionMask
-from ..positions import Positions
-from ..tracing import traced
+from ..device.tracing import traced
+from ..logits.masks import AttentionMask
+from ..logits.positions import Positions
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens among `key_length` keys, and the slots of `query_length` queries among them.
+    """The tokens among `key_length` keys, and the indices of `query_length` queries among them.
 
-    `keep` (B or 1, Lk) is True where some query may look; None where all slots hold tokens. Query i stands on the slot
+    `keep` (B or 1, Lk) is True where some query may look; None where all indices hold tokens. Query i stands on the index
     `start + i`. `known` are the positions of tokens where a mask does not tell them, because a window hides what is behind it.
     """
 
@@ -47,18 +47,18 @@ class Tokens:
         return cls(query_length, key_length, start, keep, known)
 
     def first(self) -> torch.Tensor | int:
-        """The slot (B or 1, 1) of each row's first token, or 0."""
+        """The index (B or 1, 1) of each row's first token, or 0."""
         return 0 if self.keep is None else (self.keep.cumsum(-1) == 0).sum(-1, keepdim=True)
 
     def lengths(self, device: torch.device) -> torch.Tensor:
-        """How many slots lie between a row's first and last token, both included: (B or 1, 1)."""
+        """How many indices lie between a row's first and last token, both included: (B or 1, 1)."""
         if self.keep is None:
             return torch.full((1, 1), self.key_length, device=device)
         behind = (self.keep.flip(-1).cumsum(-1) == 0).sum(-1, keepdim=True)
         return (self.key_length - behind - self.first()).clamp(min=0)
 
-    def query_slots(self, device: torch.device) -> torch.Tensor:
-        """The slot (1, Lq) of each query."""
+    def query_indices(self, device: torch.device) -> torch.Tensor:
+        """The index (1, Lq) of each query."""
         return (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
 
     def positions(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,10 +66,10 @@ class Tokens:
         if self.known is not None:
             return self.known.numbers(device)
         first = self.first()
-        return self.query_slots(device) - first, torch.arange(self.key_length, device=device).unsqueeze(0) - first
+        return self.query_indices(device) - first, torch.arange(self.key_length, device=device).unsqueeze(0) - first
 
     def queries(self, device: torch.device) -> torch.Tensor | None:
         """Which queries (B, Lq) stand on a token; None where all do."""
         if self.keep is None:
             return None
-        return self.keep[:, self.query_slots(device)[0].clamp(max=self.key_length - 1)]
+        return self.keep[:, self.query_indices(device)[0].clamp(max=self.key_length - 1)]

@@ -1,4 +1,4 @@
-"""`variants` and `families`: what there is."""
+"""`variants` and `model_types`: what there is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .console import Json, report
 def add_to(app: typer.Typer) -> None:
     """The commands of this file."""
     app.command()(variants)
-    app.command()(families)
+    app.command()(model_types)
 
 
 def variants(json: Json = False) -> None:
@@ -43,16 +43,16 @@ def variants(json: Json = False) -> None:
     report(found, "\n".join(lines), json)
 
 
-def families(json: Json = False) -> None:
-    """List the model types that can be patched, and the face that serves each.
+def model_types(json: Json = False) -> None:
+    """List the model types that can be patched, and the layer class that serves each.
 
     \b
     Example:
-      hf-synthesizer families | grep llama
+      hf-synthesizer model types | grep llama
     """
-    from ..faces import list_families
-    from ..faces.registry import served_types
+    from ..layers import list_model_types
+    from ..layers.model_types import served_types
 
-    faces = served_types()
-    found = {name: faces.get(name, "registered") for name in list_families()}
-    report(found, "\n".join(f"{name:32}{face}" for name, face in found.items()), json)
+    layers = served_types()
+    found = {name: layers.get(name, "registered") for name in list_model_types()}
+    report(found, "\n".join(f"{name:32}{layer_class}" for name, layer_class in found.items()), json)

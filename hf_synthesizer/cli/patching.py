@@ -164,9 +164,9 @@ def require_layers(model: Any, plan: Path) -> None:
     Raises:
         CommandError: where it was made for another.
     """
-    from ..patching.slots import find_slots
+    from ..patching.attention_layers import find_attention_layers
 
-    measured, layers = read_plan(plan).costs, len(find_slots(model)[0])
+    measured, layers = read_plan(plan).costs, len(find_attention_layers(model)[0])
     if measured and len(measured) != layers:
         raise CommandError(
             f"{plan} was made for another model: it has measured {len(measured)} layers, and {type(model).__name__} has {layers}."

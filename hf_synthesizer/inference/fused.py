@@ -12,8 +12,8 @@ from torch import nn
 
 from ..attend.static import MAX_RANGE
 from ..errors import FusedModelError, FusedParameterError
-from ..logits import Logits, Static, StaticWeights, Sum
-from ..positions import Positions
+from ..logits.forms import Logits, Static, StaticWeights, Sum
+from ..logits.positions import Positions
 from ..synthesizers import Synthesizer
 from ..synthesizers.mixture import MixtureSynthesizer
 from .compression import compress

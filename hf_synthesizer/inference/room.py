@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import SequenceTooLongError
-from ..faces.mixin import SynthesizerMixin
-from ..patching.slots import find_slots
+from ..layers.mixin import SynthesizerMixin
+from ..patching.attention_layers import find_attention_layers
 
 NAMED = "_synthesizer_names_length"
 """On the configuration of one call: whether its caller said how many tokens to generate."""
@@ -27,12 +27,13 @@ def names_length(model: PreTrainedModel, generation_config: Any, has_default_max
 
 def generation_room(model: PreTrainedModel) -> int | None:
     """How many tokens the synthesized layers that generate can read; None where there are none."""
-    slots, _ = find_slots(model)
+    attention_layers, _ = find_attention_layers(model)
     encoder_decoder = model.config.is_encoder_decoder
     lengths = [
-        slot.module.synthesizer.max_length
-        for slot in slots
-        if isinstance(slot.module, SynthesizerMixin) and (slot.stack != "encoder" or not encoder_decoder)
+        attention_layer.module.synthesizer.max_length
+        for attention_layer in attention_layers
+        if isinstance(attention_layer.module, SynthesizerMixin)
+        and (attention_layer.stack != "encoder" or not encoder_decoder)
     ]
     return min(lengths, default=None)
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from ..errors import InvalidConfigError, SynthesizerError, UnsupportedModelError
-from ..patching.slots import find_slots
+from ..patching.attention_layers import find_attention_layers
 from ..patching.swap import patch_model
 from .costs import stock_config
 from .timing import Spread, interleaved
@@ -146,17 +146,17 @@ def _one_layer(config: PreTrainedConfig, length: int) -> PreTrainedModel:
 def _times(
     model: PreTrainedModel, variants: list[str], length: int, batch_size: int, seconds: float, training: bool
 ) -> list[BlockTime]:
-    slots, _ = find_slots(model)
-    if not slots:
+    attention_layers, _ = find_attention_layers(model)
+    if not attention_layers:
         raise UnsupportedModelError(f"{type(model).__name__} has no self-attention that could be synthesized.")
-    slot = slots[0]
-    block = slot.name.removesuffix(".self")  # models after BERT keep the output projection one level higher
+    attention_layer = attention_layers[0]
+    block = attention_layer.name.removesuffix(".self")  # models after BERT keep the output projection one level higher
     args, kwargs = _call_of(model, model.get_submodule(block), length, batch_size)
     layers: dict[str, nn.Module] = {STOCK: model.get_submodule(block)}
     refused: dict[str, str] = {}
     for variant in variants:
         try:
-            patched = patch_model(copy.deepcopy(model), {slot.label: variant}, max_length=length)
+            patched = patch_model(copy.deepcopy(model), {attention_layer.label: variant}, max_length=length)
         except SynthesizerError as error:
             refused[variant] = str(error)
             continue

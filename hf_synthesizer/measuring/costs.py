@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import SequenceTooLongError
-from ..faces.mixin import SynthesizerMixin
+from ..layers.mixin import SynthesizerMixin
 from ..models import stock_of
+from ..patching.attention_layers import find_attention_layers
 from ..patching.counting import count_flops
 from ..patching.report import PatchReport, patch_report
-from ..patching.sentences import model_in
-from ..patching.slots import find_slots
+from ..patching.sentence_transformers import model_in
 
 LENGTHS = (128, 512, 2048)
 
@@ -133,7 +133,9 @@ def _outline(model: PreTrainedModel, cls: Any, config: PreTrainedConfig) -> PreT
 
 
 def _stock_outline(model: PreTrainedModel) -> PreTrainedModel:
-    patched = any(isinstance(slot.module, SynthesizerMixin) for slot in find_slots(model)[0])
+    patched = any(
+        isinstance(attention_layer.module, SynthesizerMixin) for attention_layer in find_attention_layers(model)[0]
+    )
     cls = stock_of(type(model)) if patched else type(model)
     return _outline(model, cls, stock_config(model.config))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ..faces.mixin import SynthesizerMixin
+from ..layers.mixin import SynthesizerMixin
 
 SAMPLE = 256
 """Numbers a parameter. A step of an optimizer moves nearly all of them; to keep them all would double the memory."""

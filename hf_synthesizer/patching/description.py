@@ -9,9 +9,9 @@ from typing import Any
 from ..config import HeadGroupsConfig, SynthesizerConfig
 from ..errors import CheckpointMismatchError, SynthesizerError
 from ..version import HOW_TO_INSTALL
+from .attention_layers import AttentionLayer
 from .plan import Plan
 from .served import Served
-from .slots import Slot
 
 FORMAT_VERSION = 1
 WHERE = "the field 'synthesizer' of config.json"
@@ -46,7 +46,7 @@ class Description:
 
 def plan_to_json(
     plan: Plan,
-    slots: list[Slot],
+    attention_layers: list[AttentionLayer],
     served: Mapping[str, Served],
     base_model: str | None = None,
     others: Mapping[str, Any] | None = None,
@@ -55,24 +55,27 @@ def plan_to_json(
     heads); and likewise the distinct ways in which layers are served.
 
     `base_model` is the Hub's name of the model that was patched; left out if None. `others` is a description whose stacks stay as
-    they are, where the slots have none of them.
+    they are, where the attention layers have none of them.
     """
     kept = {"configs": [], "forwards": [], "layers": {}, "served_by": {}, **(others or {})}
     configs: list[dict[str, Any]] = list(kept["configs"])
     forwards: list[dict[str, Any]] = list(kept["forwards"])
-    present = {slot.stack for slot in slots}
+    present = {attention_layer.stack for attention_layer in attention_layers}
     layers, served_by = ({k: row for k, row in kept[n].items() if k not in present} for n in ("layers", "served_by"))
-    for slot in slots:
-        row, forward_row = layers.setdefault(slot.stack, []), served_by.setdefault(slot.stack, [])
-        if slot.label not in plan:
+    for attention_layer in attention_layers:
+        row, forward_row = (
+            layers.setdefault(attention_layer.stack, []),
+            served_by.setdefault(attention_layer.stack, []),
+        )
+        if attention_layer.label not in plan:
             row.append(None)
             forward_row.append(None)
             continue
-        config = plan[slot.label]
+        config = plan[attention_layer.label]
         groups = config.groups if isinstance(config, HeadGroupsConfig) else (config,)
         numbers = [_number(group.to_dict(), configs) for group in groups]
         row.append(numbers[0] if len(numbers) == 1 else numbers)
-        forward_row.append(_number(served[slot.label].to_json(), forwards))
+        forward_row.append(_number(served[attention_layer.label].to_json(), forwards))
     description = {
         "format_version": FORMAT_VERSION,
         "configs": configs,

@@ -12,10 +12,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checkpoints.guard import Guard
 from ..errors import SynthesizerError, UnsupportedModelError
-from ..faces.mixin import SynthesizerMixin
+from ..layers.mixin import SynthesizerMixin
+from .attention_layers import AttentionLayer, find_attention_layers
 from .description import plan_to_json
 from .served import PLACE
-from .slots import Slot, find_slots
 
 COUNTS = (
     "num_hidden_layers",
@@ -43,13 +43,20 @@ def describe_what_is_there(model: PreTrainedModel) -> None:
     described: dict[str, Any] | None = getattr(model.config, "synthesizer", None)
     if described is None:
         return
-    slots, _ = find_slots(model)
-    depths = {stack: [slot for slot in slots if slot.stack == stack] for stack in described["layers"]}
+    attention_layers, _ = find_attention_layers(model)
+    depths = {
+        stack: [attention_layer for attention_layer in attention_layers if attention_layer.stack == stack]
+        for stack in described["layers"]
+    }
     changed = {stack: own for stack, own in depths.items() if own and len(own) != len(described["layers"][stack])}
     if not changed:
         return
-    there = [slot for own in changed.values() for slot in own]
-    layers = {slot.label: slot.module for slot in there if isinstance(slot.module, SynthesizerMixin)}
+    there = [attention_layer for own in changed.values() for attention_layer in own]
+    layers = {
+        attention_layer.label: attention_layer.module
+        for attention_layer in there
+        if isinstance(attention_layer.module, SynthesizerMixin)
+    }
     plan = {label: _guard(layer).guarded for label, layer in layers.items()}
     served = {label: layer.__dict__["served"] for label, layer in layers.items()}
     description = plan_to_json(plan, there, served, described.get("base_model"), others=described)
@@ -69,7 +76,7 @@ def describe_what_is_there(model: PreTrainedModel) -> None:
 
 
 def _candidates(
-    config: PreTrainedConfig, before: dict[str, int], changed: dict[str, list[Slot]]
+    config: PreTrainedConfig, before: dict[str, int], changed: dict[str, list[AttentionLayer]]
 ) -> Iterator[PreTrainedConfig]:
     """The config as it is, and with each number in it that may be the number of layers of a changed stack set to what is there."""
     yield copy.deepcopy(config)
@@ -92,9 +99,13 @@ def _candidates(
         yield tried
 
 
-def _shorten_lists(config: PreTrainedConfig, depth: int, slots: list[Slot]) -> None:
+def _shorten_lists(config: PreTrainedConfig, depth: int, attention_layers: list[AttentionLayer]) -> None:
     """Keep those entries of a list with one for each layer (`layer_types`) that belong to the layers that are there."""
-    places = [slot.module.__dict__[PLACE][1] for slot in slots if PLACE in slot.module.__dict__]
+    places = [
+        attention_layer.module.__dict__[PLACE][1]
+        for attention_layer in attention_layers
+        if PLACE in attention_layer.module.__dict__
+    ]
     for name, value in config.__dict__.items():
         if name.endswith("layer_types") and isinstance(value, list) and len(value) == depth:
             config.__dict__[name] = [value[place] for place in places]
@@ -112,7 +123,7 @@ def _builds(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
 
 def _shapes(model: PreTrainedModel) -> dict[str, torch.Size | None]:
     """The names of all tensors, and the shapes of those in attention layers (a head may have been replaced by a larger one)."""
-    layers = tuple(f"{slot.name}." for slot in find_slots(model)[0])
+    layers = tuple(f"{attention_layer.name}." for attention_layer in find_attention_layers(model)[0])
     return {name: tensor.shape if name.startswith(layers) else None for name, tensor in model.state_dict().items()}
 
 

@@ -37,7 +37,7 @@ def from_pretrained_patched(
 
     Raises:
         AlreadyPatchedError: for a checkpoint of a patched model, which `from_pretrained` alone loads.
-        UnsupportedModelError: for a model that no family serves, or whose weights were offloaded.
+        UnsupportedModelError: for a model that no model type serves, or whose weights were offloaded.
         and what `patch_model` raises.
 
     Example:

@@ -11,9 +11,9 @@ from torch import nn
 
 from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean, first_line
-from ..faces.wiring import query_heads
+from ..layers.projections import query_heads
 from ..synthesizers.registry import variant_options
-from .slots import Slot
+from .attention_layers import AttentionLayer
 
 MOST_LAYERS = 10_000
 """In one range of a command line: more than any model has, and few enough to be listed."""
@@ -25,10 +25,10 @@ Layers = Iterable[int] | slice | Callable[[str, nn.Module], bool] | Mapping[str,
 
 
 Plan = dict[str, LayerConfig]
-"""From a slot's label to the configuration of its synthesizer."""
+"""From a attention layer's label to the configuration of its synthesizer."""
 
 
-def make_plan(slots: list[Slot], spec: Spec, layers: Layers, options: dict[str, Any]) -> Plan:
+def make_plan(attention_layers: list[AttentionLayer], spec: Spec, layers: Layers, options: dict[str, Any]) -> Plan:
     """What `patch_model` was asked for, layer by layer. A `max_length` that nobody named stays None.
 
     Raises:
@@ -41,20 +41,25 @@ def make_plan(slots: list[Slot], spec: Spec, layers: Layers, options: dict[str, 
                 "Both a hybrid {layer: variant} and layers= were given. The keys of the hybrid name its layers: leave "
                 "layers= out."
             )
-        chosen = _hybrid(slots, spec)
+        chosen = _hybrid(attention_layers, spec)
         unused = [key for key in options if key != "max_length" and not any(key in _knows(v) for v in spec.values())]
         if unused:
             raise InvalidConfigError(
                 f"No variant of the hybrid uses {unused[0]}={options[unused[0]]!r}: leave it out."
             )
         return {
-            slot.label: _configure(
-                chosen[slot.label], {k: v for k, v in options.items() if k in _knows(chosen[slot.label])}, slot
+            attention_layer.label: _configure(
+                chosen[attention_layer.label],
+                {k: v for k, v in options.items() if k in _knows(chosen[attention_layer.label])},
+                attention_layer,
             )
-            for slot in slots
-            if slot.label in chosen
+            for attention_layer in attention_layers
+            if attention_layer.label in chosen
         }
-    return {slot.label: _configure(spec, options, slot) for slot in _select(slots, layers)}
+    return {
+        attention_layer.label: _configure(spec, options, attention_layer)
+        for attention_layer in _select(attention_layers, layers)
+    }
 
 
 def _knows(variant: Variant) -> set[str]:
@@ -65,12 +70,12 @@ def _knows(variant: Variant) -> set[str]:
     return variant_options(name) | {"max_length", "heads"}  # type: ignore[arg-type]
 
 
-def _configure(variant: Variant, options: dict[str, Any], slot: Slot) -> LayerConfig:
+def _configure(variant: Variant, options: dict[str, Any], attention_layer: AttentionLayer) -> LayerConfig:
     groups = _groups(variant)
     if groups is not None:
         own = [_one(group, {k: v for k, v in options.items() if k in _knows(group)}) for group in groups]
-        return with_heads(own, slot)
-    return with_heads(_one(variant, options), slot)  # type: ignore[arg-type]
+        return with_heads(own, attention_layer)
+    return with_heads(_one(variant, options), attention_layer)  # type: ignore[arg-type]
 
 
 def _one(variant: str | SynthesizerConfig, options: dict[str, Any]) -> SynthesizerConfig:
@@ -94,7 +99,7 @@ def _groups(variant: Variant) -> Sequence[SynthesizerConfig] | None:
     return variant
 
 
-def with_heads(asked: SynthesizerConfig | Sequence[SynthesizerConfig], slot: Slot) -> LayerConfig:
+def with_heads(asked: SynthesizerConfig | Sequence[SynthesizerConfig], attention_layer: AttentionLayer) -> LayerConfig:
     """What a layer is made of, held against the heads that it has.
 
     Raises:
@@ -103,45 +108,50 @@ def with_heads(asked: SynthesizerConfig | Sequence[SynthesizerConfig], slot: Slo
     if isinstance(asked, SynthesizerConfig) and asked.heads is None:
         return asked
     try:
-        return layer_config(asked, query_heads(slot.module))
+        return layer_config(asked, query_heads(attention_layer.module))
     except InvalidConfigError as error:
-        raise InvalidConfigError(f"Layer {slot.label!r}: {error}") from error
+        raise InvalidConfigError(f"Layer {attention_layer.label!r}: {error}") from error
 
 
-def _hybrid(slots: list[Slot], spec: Mapping[Any, Variant]) -> dict[str, Variant]:
+def _hybrid(attention_layers: list[AttentionLayer], spec: Mapping[Any, Variant]) -> dict[str, Variant]:
     """Keys are an index, a stack, or "stack.index"; the more precise one wins."""
     if not spec:
         raise NoMatchingLayerError("The hybrid is empty: name at least one layer, as in {0: 'random', 1: 'dense'}.")
-    stacks = {slot.stack for slot in slots}
-    known = {slot.label for slot in slots} | stacks
+    stacks = {attention_layer.stack for attention_layer in attention_layers}
+    known = {attention_layer.label for attention_layer in attention_layers} | stacks
     for key in spec:
         if isinstance(key, Integral) and not isinstance(key, bool):
-            _require_index(slots, int(key))
+            _require_index(attention_layers, int(key))
         elif key not in known:
             raise NoMatchingLayerError(
                 f"No layer {key!r} in this model. A key is an index, a stack ({', '.join(sorted(stacks))}) or "
-                f"'stack.index'; the layers are {_describe(slots)}.{did_you_mean(key, known)}"
+                f"'stack.index'; the layers are {_describe(attention_layers)}.{did_you_mean(key, known)}"
             )
     chosen = {}
-    for slot in slots:
-        count = _depth(slots, slot.stack)
-        if slot.index in spec and slot.index - count in spec:
+    for attention_layer in attention_layers:
+        count = _depth(attention_layers, attention_layer.stack)
+        if attention_layer.index in spec and attention_layer.index - count in spec:
             raise InvalidConfigError(
-                f"The hybrid names layer {slot.index} twice: {slot.index} → {spec[slot.index]!r}, and {slot.index - count}, "
-                f"counted from the end of {count} layers, → {spec[slot.index - count]!r}. Leave one of them out."
+                f"The hybrid names layer {attention_layer.index} twice: {attention_layer.index} → {spec[attention_layer.index]!r}, and {attention_layer.index - count}, "
+                f"counted from the end of {count} layers, → {spec[attention_layer.index - count]!r}. Leave one of them out."
             )
-        for key in (slot.label, slot.index, slot.index - count, slot.stack):
+        for key in (
+            attention_layer.label,
+            attention_layer.index,
+            attention_layer.index - count,
+            attention_layer.stack,
+        ):
             if key in spec:
-                chosen[slot.label] = spec[key]
+                chosen[attention_layer.label] = spec[key]
                 break
     return chosen
 
 
-def _select(slots: list[Slot], layers: Layers) -> list[Slot]:
+def _select(attention_layers: list[AttentionLayer], layers: Layers) -> list[AttentionLayer]:
     if layers is None:
-        selected = slots
+        selected = attention_layers
     elif isinstance(layers, Mapping):
-        stacks = {slot.stack for slot in slots}
+        stacks = {attention_layer.stack for attention_layer in attention_layers}
         for stack in layers:
             if stack not in stacks:
                 raise NoMatchingLayerError(
@@ -149,39 +159,48 @@ def _select(slots: list[Slot], layers: Layers) -> list[Slot]:
                 )
         selected = []
         for stack, inner in layers.items():
-            own = [slot for slot in slots if slot.stack == stack]
+            own = [attention_layer for attention_layer in attention_layers if attention_layer.stack == stack]
             if inner is not False and inner is not None:
                 selected += _select(own, None if inner is True else inner)
     elif callable(layers):
-        selected = [slot for slot in slots if _is_chosen(slot, layers)]
+        selected = [attention_layer for attention_layer in attention_layers if _is_chosen(attention_layer, layers)]
     elif isinstance(layers, slice):
         try:
-            selected = [slot for slot in slots if slot.index in range(*layers.indices(_depth(slots, slot.stack)))]
+            selected = [
+                attention_layer
+                for attention_layer in attention_layers
+                if attention_layer.index in range(*layers.indices(_depth(attention_layers, attention_layer.stack)))
+            ]
         except (TypeError, ValueError) as error:
             raise NoMatchingLayerError(
                 f"layers={layers!r} is no slice of layers ({error}). Give whole numbers, and a step other than 0: slice(0, 6, 2)."
             ) from error
     else:
-        wanted = _indices(layers, slots)
-        selected = [slot for slot in slots if {slot.index, slot.index - _depth(slots, slot.stack)} & wanted]
+        wanted = _indices(layers, attention_layers)
+        selected = [
+            attention_layer
+            for attention_layer in attention_layers
+            if {attention_layer.index, attention_layer.index - _depth(attention_layers, attention_layer.stack)}
+            & wanted
+        ]
     if not selected:
         raise NoMatchingLayerError(
-            f"The selection layers={layers!r} matches no self-attention layer. The model has {_describe(slots)}."
+            f"The selection layers={layers!r} matches no self-attention layer. The model has {_describe(attention_layers)}."
         )
     return selected
 
 
-def _is_chosen(slot: Slot, predicate: Callable[[str, nn.Module], bool]) -> bool:
+def _is_chosen(attention_layer: AttentionLayer, predicate: Callable[[str, nn.Module], bool]) -> bool:
     try:
-        return bool(predicate(slot.name, slot.module))
+        return bool(predicate(attention_layer.name, attention_layer.module))
     except Exception as error:  # whatever a user's function raises
         raise NoMatchingLayerError(
-            f"The function layers= failed on layer {slot.name!r}: {type(error).__name__}: {first_line(error)}. It is called as "
+            f"The function layers= failed on layer {attention_layer.name!r}: {type(error).__name__}: {first_line(error)}. It is called as "
             f"layers(name, module), and returns True or False."
         ) from error
 
 
-def _indices(layers: Any, slots: list[Slot]) -> set[int]:
+def _indices(layers: Any, attention_layers: list[AttentionLayer]) -> set[int]:
     """Each index is looked at before the next is asked for: there may be more of them than memory holds."""
     items = [layers] if isinstance(layers, (Integral, str)) or not isinstance(layers, Iterable) else layers
     indices = set()
@@ -190,26 +209,26 @@ def _indices(layers: Any, slots: list[Slot]) -> set[int]:
             raise NoMatchingLayerError(
                 f"layers= takes indices, a slice, a function (name, module) -> bool, or a dict of stacks; not {index!r}."
             )
-        _require_index(slots, int(index))
+        _require_index(attention_layers, int(index))
         indices.add(int(index))
     return indices
 
 
-def _depth(slots: list[Slot], stack: str) -> int:
-    return sum(slot.stack == stack for slot in slots)
+def _depth(attention_layers: list[AttentionLayer], stack: str) -> int:
+    return sum(attention_layer.stack == stack for attention_layer in attention_layers)
 
 
-def _require_index(slots: list[Slot], index: int) -> None:
-    depth = max((_depth(slots, slot.stack) for slot in slots), default=0)
+def _require_index(attention_layers: list[AttentionLayer], index: int) -> None:
+    depth = max((_depth(attention_layers, attention_layer.stack) for attention_layer in attention_layers), default=0)
     if not -depth <= index < depth:
-        raise NoMatchingLayerError(f"No layer {index} in this model, which has {_describe(slots)}.")
+        raise NoMatchingLayerError(f"No layer {index} in this model, which has {_describe(attention_layers)}.")
 
 
-def _describe(slots: list[Slot]) -> str:
-    stacks = dict.fromkeys(slot.stack for slot in slots)
+def _describe(attention_layers: list[AttentionLayer]) -> str:
+    stacks = dict.fromkeys(attention_layer.stack for attention_layer in attention_layers)
     if not stacks:
         return "no self-attention layers"
-    return ", ".join(f"{stack} layers 0 to {_depth(slots, stack) - 1}" for stack in stacks)
+    return ", ".join(f"{stack} layers 0 to {_depth(attention_layers, stack) - 1}" for stack in stacks)
 
 
 def parse_layers(text: str | None) -> list[int] | dict[str, Any] | None:

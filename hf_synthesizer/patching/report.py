@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..faces.mixin import SynthesizerMixin
-from ..faces.wiring import find_wiring, projection_of
+from ..layers.mixin import SynthesizerMixin
+from ..layers.projections import find_projection_names, projection_of
+from .attention_layers import find_attention_layers
 from .counting import count_parameters
-from .sentences import model_in
-from .slots import find_slots
+from .sentence_transformers import model_in
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,22 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
     SentenceTransformer.
 
     Raises:
-        UnsupportedModelError: for a model that no family serves.
+        UnsupportedModelError: for a model that no model type serves.
     """
     model = model_in(model)
-    slots, cross = find_slots(model)
+    attention_layers, cross = find_attention_layers(model)
     layers = []
-    for slot in slots:
-        module = slot.module
+    for attention_layer in attention_layers:
+        module = attention_layer.module
         if isinstance(module, SynthesizerMixin):
             config = module.synthesizer.config
             options = ", ".join(f"{key}={value}" for key, value in config.non_default().items())
             note = f"max_length={config.max_length}" + (f", {options}" if options else "")
             before, after = module.stock_logit_parameters, sum(map(count_parameters, module.logit_modules))
-            layers.append(LayerReport(slot.name, config.variant, before, after, note))
+            layers.append(LayerReport(attention_layer.name, config.variant, before, after, note))
         else:
             count = _projection_parameters(module)
-            layers.append(LayerReport(slot.name, "stock", count, count, "not selected"))
+            layers.append(LayerReport(attention_layer.name, "stock", count, count, "not selected"))
     for name in cross:
         count = _projection_parameters(model.get_submodule(name))
         layers.append(
@@ -92,11 +92,11 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
 
 
 def _projection_parameters(stock: nn.Module) -> int:
-    wiring = find_wiring(stock)
-    if wiring is None:
+    projection_names = find_projection_names(stock)
+    if projection_names is None:
         return 0
-    own = sum(count_parameters(stock.get_submodule(name), trainable_only=False) for name in wiring.replaced)
-    if wiring.fused:
-        value = projection_of(stock, wiring, "value")
+    own = sum(count_parameters(stock.get_submodule(name), trainable_only=False) for name in projection_names.replaced)
+    if projection_names.fused:
+        value = projection_of(stock, projection_names, "value")
         own -= count_parameters(value, trainable_only=False)
     return own

@@ -18,10 +18,10 @@ from transformers.utils import logging
 from ..checkpoints.guard import Guard
 from ..config import LayerConfig
 from ..errors import CheckpointMismatchError, UnsupportedModelError
-from ..faces import find_face, synthesizer_class
-from ..faces.guest import GuestFace
-from ..faces.mixin import SynthesizerMixin
-from .slots import Slot
+from ..layers import find_layer_class, synthesizer_class
+from ..layers.mixin import SynthesizerMixin
+from ..layers.stock_forward import StockForwardLayer
+from .attention_layers import AttentionLayer
 
 logger = logging.get_logger(__name__)
 
@@ -47,12 +47,14 @@ class Served:
     @classmethod
     def of(cls, stock: nn.Module, layer: SynthesizerMixin) -> Served:
         """How a layer is served that was made of this stock module."""
-        guest = isinstance(layer, GuestFace)
+        keeps_stock_forward = isinstance(layer, StockForwardLayer)
         modules = {name: module for name, module in layer._modules.items() if not isinstance(module, Guard)}
-        modules |= dict(layer.get_submodule("stock").named_children()) if guest else {}
+        modules |= dict(layer.get_submodule("stock").named_children()) if keeps_stock_forward else {}
         before = {name for name, module in stock._modules.items() if module is not None}
         cut = [name for name in before & modules.keys() if _shape(stock._modules[name]) != _shape(modules[name])]
-        return cls("stock" if guest else "own", tuple(sorted(before - modules.keys())), tuple(sorted(cut)))
+        return cls(
+            "stock" if keeps_stock_forward else "own", tuple(sorted(before - modules.keys())), tuple(sorted(cut))
+        )
 
     @classmethod
     def from_json(cls, data: Any) -> Served:
@@ -78,27 +80,31 @@ class Served:
 
 
 def build_layer(
-    slot: Slot, config: LayerConfig, example: torch.Tensor | None, saved: Served | None = None, by: str | None = None
+    attention_layer: AttentionLayer,
+    config: LayerConfig,
+    example: torch.Tensor | None,
+    saved: Served | None = None,
+    by: str | None = None,
 ) -> SynthesizerMixin:
     """The synthesized twin of a stock layer; served as it was when it was `saved`, by Transformers `by`, if that is known.
 
     Raises:
         CheckpointMismatchError: where the installed Transformers does not allow that.
     """
-    stock = type(slot.module)
+    stock = type(attention_layer.module)
     forward = None if saved is None else saved.forward
-    cls = synthesizer_class(stock, guest=forward == "stock", as_saved=forward == "own")
+    cls = synthesizer_class(stock, keeps_stock_forward=forward == "stock", as_saved=forward == "own")
     whole = saved is not None and not saved.cut
     try:
-        layer = cls.from_stock(slot.module, config, example, whole=whole)
+        layer = cls.from_stock(attention_layer.module, config, example, whole=whole)
     except UnsupportedModelError as error:
         if saved is None:
             raise
-        raise _other_release(slot, saved, f"that is refused here: {error}", by) from error
-    served = Served.of(slot.module, layer)
+        raise _other_release(attention_layer, saved, f"that is refused here: {error}", by) from error
+    served = Served.of(attention_layer.module, layer)
     if saved is not None and served != saved:
-        raise _other_release(slot, saved, f"here it would be served by {served}", by)
-    if forward == "own" and find_face(stock) is None:
+        raise _other_release(attention_layer, saved, f"here it would be served by {served}", by)
+    if forward == "own" and find_layer_class(stock) is None:
         logger.warning_once(
             f"The forward of {stock.__name__} in transformers {transformers.__version__} uses names that it did not when this "
             f"checkpoint was saved (by transformers {by}). Its layers are served as they were, by a forward of their own."
@@ -107,9 +113,11 @@ def build_layer(
     return layer
 
 
-def _other_release(slot: Slot, saved: Served, reason: str, by: str | None) -> CheckpointMismatchError:
+def _other_release(
+    attention_layer: AttentionLayer, saved: Served, reason: str, by: str | None
+) -> CheckpointMismatchError:
     return CheckpointMismatchError(
-        f"config.json says that layer {slot.label!r} was served by {saved}, but {reason}. Load it with the transformers that "
+        f"config.json says that layer {attention_layer.label!r} was served by {saved}, but {reason}. Load it with the transformers that "
         f"saved it ({by or 'see transformers_version in config.json'}; installed is {transformers.__version__}), or patch "
         f"the base model again."
     )

@@ -19,18 +19,18 @@ from ..errors import (
     NotPatchedError,
     UnsupportedModelError,
 )
-from ..faces.mixin import SynthesizerMixin
+from ..layers.mixin import SynthesizerMixin
 from ..models import config_class, is_patched, is_stock_model, model_class
 from ..offloading import require_in_memory
 from ..peft import require_no_adapters
+from .attention_layers import AttentionLayer, find_attention_layers
 from .changes import Samples, changed_weights, sample_weights
 from .description import Description, plan_from_json, plan_to_json
-from .longest import with_lengths
+from .max_length import with_lengths
 from .own_config import OwnConfig, replace_configs
 from .plan import Layers, Plan, Spec, make_plan, with_heads
-from .sentences import lengthen_texts, model_of_sentences, shorten_texts
+from .sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts
 from .served import PLACE, Served, build_layer
-from .slots import Slot, find_slots
 from .towers import stacks_here
 
 logger = logging.get_logger(__name__)
@@ -64,7 +64,7 @@ def patch_model(
     Where the model is a part of a larger one, hand it on (`whole.config = part.config`), so that the larger one saves it.
 
     Args:
-        model: a stock Transformers model of a supported family (see `list_families()`), with any head or none; or a
+        model: a stock Transformers model of a supported model type (see `list_model_types()`), with any head or none; or a
             SentenceTransformer around one, whose `max_seq_length` follows.
         variant: a name ("dense"), a mixture ("random+dot_product"), a `SynthesizerConfig`, or a hybrid
             `{layer: any of these}`, where a layer is an index, a stack ("encoder") or "stack.index". With `heads=[…]` a
@@ -76,7 +76,7 @@ def patch_model(
         **options: fields of `SynthesizerConfig`, or options of a registered variant.
 
     Raises:
-        UnsupportedModelError: for a model that no family serves, one that has adapters of PEFT, one that is offloaded or spread
+        UnsupportedModelError: for a model that no model type serves, one that has adapters of PEFT, one that is offloaded or spread
             over devices by tensor parallelism, or one whose attention layers were given another forward.
         AlreadyPatchedError: for a model that holds synthesized attention.
         NoMatchingLayerError: for a selection that selects nothing.
@@ -96,7 +96,7 @@ def patch_model(
 
 
 def _patch(model: PreTrainedModel, variant: Spec, layers: Layers, options: dict[str, Any]) -> None:
-    slots, _ = find_slots(model)
+    attention_layers, _ = find_attention_layers(model)
     require_no_adapters(model)
     require_whole_layers(model)
     if any(isinstance(module, SynthesizerMixin) for module in model.modules()):
@@ -104,13 +104,13 @@ def _patch(model: PreTrainedModel, variant: Spec, layers: Layers, options: dict[
             f"This {type(model).__name__} is patched already. To patch several layers differently, say so in one call, "
             f"patch_model(model, {{0: 'random', 1: 'dense'}}); to start again, call unpatch_model(model) first."
         )
-    if not slots:
+    if not attention_layers:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no self-attention that goes through Transformers' attention interface, and none "
-            f"that a face was registered for (see docs/models.md). To serve it, register its attention class: CONTRIBUTING.md."
+            f"that a layer class was registered for (see docs/models.md). To serve it, register its attention class: CONTRIBUTING.md."
         )
-    plan = with_lengths(slots, make_plan(slots, variant, layers, options), model, model.config)
-    undo = _install(model, slots, plan)
+    plan = with_lengths(attention_layers, make_plan(attention_layers, variant, layers, options), model, model.config)
+    undo = _install(model, attention_layers, plan)
     model.__dict__[_UNDO] = undo
 
 
@@ -200,28 +200,28 @@ def rebuild(model: PreTrainedModel) -> None:
         CheckpointMismatchError: when the config describes none, or not the layers that the model has.
     """
     described = plan_from_json(getattr(model.config, "synthesizer", None))
-    slots, _ = find_slots(model)
-    described = described.with_stacks(stacks_here(described.depths, slots))
-    require_all_layers(model, slots, described)
+    attention_layers, _ = find_attention_layers(model)
+    described = described.with_stacks(stacks_here(described.depths, attention_layers))
+    require_all_layers(model, attention_layers, described)
     try:
         plan = {
-            slot.label: with_heads(described.layers[slot.label], slot)
-            for slot in slots
-            if slot.label in described.layers
+            attention_layer.label: with_heads(described.layers[attention_layer.label], attention_layer)
+            for attention_layer in attention_layers
+            if attention_layer.label in described.layers
         }
     except InvalidConfigError as error:
         raise CheckpointMismatchError(f"config.json describes heads that this model does not have. {error}") from error
-    _install(model, slots, plan, described.served)
+    _install(model, attention_layers, plan, described.served)
 
 
-def require_all_layers(model: PreTrainedModel, slots: list[Slot], described: Description) -> None:
+def require_all_layers(model: PreTrainedModel, attention_layers: list[AttentionLayer], described: Description) -> None:
     """Raise `CheckpointMismatchError` where a description and a model have other layers, some of which would be stock and random.
 
     A head may do without a stack that the description has (an encoder alone); a stack that is there is described, and as deep.
     """
     depths: dict[str, int] = {}
-    for slot in slots:
-        depths[slot.stack] = depths.get(slot.stack, 0) + 1
+    for attention_layer in attention_layers:
+        depths[attention_layer.stack] = depths.get(attention_layer.stack, 0) + 1
     for stack, depth in depths.items():
         there = described.depths.get(stack, 0)
         if there != depth:
@@ -232,7 +232,9 @@ def require_all_layers(model: PreTrainedModel, slots: list[Slot], described: Des
             )
 
 
-def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, saved: dict[str, Served] | None = None) -> Undo:
+def _install(
+    model: PreTrainedModel, attention_layers: list[AttentionLayer], plan: Plan, saved: dict[str, Served] | None = None
+) -> Undo:
     """Build everything first, then swap: what can fail comes before the first change.
 
     `saved` says how a checkpoint's layers were served.
@@ -240,9 +242,11 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, saved: dict[
     by = getattr(model.config, "transformers_version", None)
     example = next((p for p in model.parameters() if p.is_floating_point()), None)
     twins = {
-        slot.name: build_layer(slot, plan[slot.label], example, (saved or {}).get(slot.label), by)
-        for slot in slots
-        if slot.label in plan
+        attention_layer.name: build_layer(
+            attention_layer, plan[attention_layer.label], example, (saved or {}).get(attention_layer.label), by
+        )
+        for attention_layer in attention_layers
+        if attention_layer.label in plan
     }
     models = {
         name: module
@@ -253,8 +257,12 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, saved: dict[
     }
     undo = Undo(tags=model.model_tags, model_classes={name: type(module) for name, module in models.items()})
     if not is_patched(model.config):  # one that is built from a checkpoint's config has it already
-        served = {slot.label: twins[slot.name].__dict__["served"] for slot in slots if slot.label in plan}
-        description = plan_to_json(plan, slots, served, base_model=_name_on_the_hub(model.config))
+        served = {
+            attention_layer.label: twins[attention_layer.name].__dict__["served"]
+            for attention_layer in attention_layers
+            if attention_layer.label in plan
+        }
+        description = plan_to_json(plan, attention_layers, served, base_model=_name_on_the_hub(model.config))
         own = {
             id(module.config): OwnConfig.of(module.config, config_class(type(module.config)), description)
             for module in models.values()
@@ -263,8 +271,8 @@ def _install(model: PreTrainedModel, slots: list[Slot], plan: Plan, saved: dict[
     for name, twin in twins.items():
         undo.modules[name] = model.get_submodule(name)
         model.set_submodule(name, twin)
-    for slot in slots:
-        model.get_submodule(slot.name).__dict__[PLACE] = (slot.name, slot.index)
+    for attention_layer in attention_layers:
+        model.get_submodule(attention_layer.name).__dict__[PLACE] = (attention_layer.name, attention_layer.index)
     if undo.configs:
         undo.weights = sample_weights(model)
     replace_configs(model, [pair for config in undo.configs.values() for pair in config.pairs()])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import CheckpointMismatchError
-from .slots import Slot
+from .attention_layers import AttentionLayer
 
 
 class TowerConfig:
@@ -49,22 +49,22 @@ def _of_tower(description: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {**description, **{key: {own[0]: row[own[0]]} for key, row in rows.items() if own[0] in row}}
 
 
-def stacks_here(described: Iterable[str], slots: Iterable[Slot]) -> dict[str, str]:
+def stacks_here(described: Iterable[str], attention_layers: Iterable[AttentionLayer]) -> dict[str, str]:
     """What a part of a model calls the stacks that a description names as the whole does; a stack that is not there keeps its name.
 
     Args:
         described: the stacks of the description, patched or not.
-        slots: the layers that the part has.
+        attention layers: the layers that the part has.
 
     Raises:
         CheckpointMismatchError: where none of the part's stacks is described.
     """
-    described, here = list(described), {slot.stack: slot for slot in slots}
+    described, here = list(described), {attention_layer.stack: attention_layer for attention_layer in attention_layers}
     names = {stack: stack for stack in described}
-    for stack, slot in here.items():
+    for stack, attention_layer in here.items():
         if stack in described:
             continue
-        found = [name for name in described if name in slot.name.split(".")]
+        found = [name for name in described if name in attention_layer.name.split(".")]
         if not found and len(described) == len(here) == 1:  # the description of this tower alone
             found = described
         if len(found) == 1:

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError, UnsupportedModelError
-from ..faces.mixin import SynthesizerMixin
-from ..patching.sentences import model_in
-from ..patching.slots import find_slots
+from ..layers.mixin import SynthesizerMixin
+from ..patching.attention_layers import find_attention_layers
+from ..patching.sentence_transformers import model_in
 from ..transfer.observe import observing, on_device
 
 STOCK = "stock"
@@ -40,7 +40,7 @@ def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[LayerWeigh
     model, batch = model_in(model), dict(inputs)
     if model.config.is_encoder_decoder and not {"decoder_input_ids", "labels"} & batch.keys():
         batch["decoder_input_ids"] = batch["input_ids"]
-    slots, _ = find_slots(model)
+    attention_layers, _ = find_attention_layers(model)
     found: dict[str, torch.Tensor] = {}
 
     def watch(label: str) -> Any:
@@ -53,8 +53,8 @@ def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[LayerWeigh
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(observing(model, backend="eager"))
-        for slot in slots:
-            stack.callback(slot.module.register_forward_hook(watch(slot.label)).remove)
+        for attention_layer in attention_layers:
+            stack.callback(attention_layer.module.register_forward_hook(watch(attention_layer.label)).remove)
         with torch.no_grad():
             model(**on_device(batch, model))
     if not found:
@@ -62,7 +62,9 @@ def record(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[LayerWeigh
             f"{type(model).__name__} has no self-attention layer that gives its weights, so that there is nothing to show."
         )
     return [
-        LayerWeights(slot.label, attention_of(slot.module), found[slot.label]) for slot in slots if slot.label in found
+        LayerWeights(attention_layer.label, attention_of(attention_layer.module), found[attention_layer.label])
+        for attention_layer in attention_layers
+        if attention_layer.label in found
     ]
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..faces.mixin import SynthesizerMixin
-from ..patching.sentences import model_in
-from ..patching.slots import find_slots
+from ..layers.mixin import SynthesizerMixin
+from ..patching.attention_layers import find_attention_layers
+from ..patching.sentence_transformers import model_in
 from ..synthesizers.base import Synthesizer
 from ..synthesizers.dense import DenseSynthesizer
 from ..synthesizers.factorized_dense import FactorizedDenseSynthesizer
@@ -46,12 +46,12 @@ def tables_of(model: nn.Module) -> list[Table]:
     Raises:
         UnsupportedModelError: for what is no Transformers model.
     """
-    slots, _ = find_slots(model_in(model))
+    attention_layers, _ = find_attention_layers(model_in(model))
     return [
         table
-        for slot in slots
-        if isinstance(slot.module, SynthesizerMixin)
-        for table in _tables(slot.label, slot.module.synthesizer)
+        for attention_layer in attention_layers
+        if isinstance(attention_layer.module, SynthesizerMixin)
+        for table in _tables(attention_layer.label, attention_layer.module.synthesizer)
     ]
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from ..config import SynthesizerConfig
 from ..errors import UnsupportedModelError
-from ..logits import Logits
-from ..positions import Positions
+from ..logits.forms import Logits
+from ..logits.positions import Positions
 
 LOADED = "_is_hf_initialized"
 """How Transformers marks a tensor that came from a checkpoint, and a module that is initialised."""

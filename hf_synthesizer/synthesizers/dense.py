@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..gemm import linear
-from ..logits import Logits, LowRank
-from ..positions import Positions
+from ..device.matmul import linear
+from ..logits.forms import Logits, LowRank
+from ..logits.positions import Positions
 from .base import Synthesizer
 from .registry import register_variant
 

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import nn
 
+from ..device.matmul import linear
 from ..errors import InvalidConfigError
-from ..gemm import linear
-from ..logits import Logits, Placed, Tiled
-from ..positions import Positions
+from ..logits.forms import Logits, Placed, Tiled
+from ..logits.positions import Positions
 from .base import Synthesizer
 from .registry import register_variant
 

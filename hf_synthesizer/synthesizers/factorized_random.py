@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..logits import Logits, LowRank, Static
-from ..positions import Positions
+from ..logits.forms import Logits, LowRank, Static
+from ..logits.positions import Positions
 from .base import Synthesizer
 from .registry import register_variant
 

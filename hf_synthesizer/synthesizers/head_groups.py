@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ..config import HeadGroupsConfig, SynthesizerConfig
-from ..logits import Grouped, HeadPartition, Logits
-from ..positions import Positions
+from ..logits.forms import Grouped, HeadPartition, Logits
+from ..logits.positions import Positions
 from .base import Synthesizer
 from .registry import get_variant
 from .stock_weights import rows_of

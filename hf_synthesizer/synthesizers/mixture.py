@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ..config import SynthesizerConfig
-from ..logits import Logits, Sum, weighted
-from ..positions import Positions
+from ..logits.forms import Logits, Sum, weighted
+from ..logits.positions import Positions
 from .base import Synthesizer
 from .registry import get_variant
 

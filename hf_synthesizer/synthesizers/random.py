@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..logits import Logits, Placed, Static
-from ..positions import Positions, span
+from ..logits.forms import Logits, Placed, Static
+from ..logits.positions import Positions, span
 from .base import Synthesizer
 from .patterns import handcrafted_logits
 from .registry import register_variant

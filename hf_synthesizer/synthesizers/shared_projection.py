@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ..choices import Choice
+from ..device.matmul import linear
 from ..errors import UnsupportedModelError
-from ..gemm import linear
-from ..logits import Logits, Sparse
-from ..positions import Positions
+from ..logits.forms import Logits, Sparse
+from ..logits.positions import Positions
 from .base import Synthesizer
 from .stock_weights import is_quantized
 

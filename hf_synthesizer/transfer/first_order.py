@@ -19,9 +19,9 @@ from typing import cast
 import torch
 from torch import nn
 
-from ..faces.attention import is_understood
-from ..faces.stock_code import code_of
-from ..faces.wiring import projection_of
+from ..layers.layer_classes import is_understood
+from ..layers.projections import projection_of
+from ..layers.stock_code import code_of
 from ..synthesizers import DenseSynthesizer, FactorizedDenseSynthesizer, SalienceSynthesizer, Synthesizer
 from .average import keeps_dot_product, parts_of
 from .observe import Call, LayerPair, Learner
@@ -48,8 +48,8 @@ class MeanStates:
     @property
     def projections(self) -> tuple[nn.Linear, nn.Linear]:
         """The stock layer's query and key projections."""
-        wiring = self.pair.student.wiring
-        query, key = (projection_of(self.pair.teacher, wiring, name) for name in ("query", "key"))
+        projection_names = self.pair.student.projection_names
+        query, key = (projection_of(self.pair.teacher, projection_names, name) for name in ("query", "key"))
         return cast(nn.Linear, query), cast(nn.Linear, key)
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ queries and keys, soft caps, and positions that are added before the projections
 def compares_plainly(stock: nn.Module) -> bool:
     """Whether the logits of a stock attention module are `s · q_i · k_j`, with a bias at most.
 
-    Its code is asked, as it is for a face: a forward that no face understands may do anything.
+    Its code is asked, as it is for a layer class: a forward that no layer class understands may do anything.
     """
     if not is_understood(stock):
         return False

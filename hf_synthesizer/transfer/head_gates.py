@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedModelError
-from ..faces.wiring import find_wiring
+from ..layers.projections import find_projection_names
 from .observe import LayerPair
 
 
@@ -57,9 +57,9 @@ def gated(pairs: list[LayerPair]) -> Iterator[HeadGates]:
     handles = []
     try:
         for pair in pairs:
-            if find_wiring(pair.teacher) is None:
+            if find_projection_names(pair.teacher) is None:
                 raise UnsupportedModelError(
-                    f"{type(pair.teacher).__name__} names its projections in a way that no face knows, so that its heads "
+                    f"{type(pair.teacher).__name__} names its projections in a way that no layer class knows, so that its heads "
                     f"cannot be told apart. Choose whole layers: suggest_layers."
                 )
             handles += _hooks(pair, gates)
@@ -100,8 +100,12 @@ def _hooks(pair: LayerPair, gates: HeadGates) -> list[Any]:
 
 def _output_of(layer: nn.Module) -> nn.Module | None:
     """The projection that mixes the heads; None where the module around the layer has it."""
-    wiring = find_wiring(layer) or getattr(layer, "wiring", None)
-    return None if wiring is None or wiring.output is None else cast(nn.Module, layer._modules[wiring.output])
+    projection_names = find_projection_names(layer) or getattr(layer, "names of the projections", None)
+    return (
+        None
+        if projection_names is None or projection_names.output is None
+        else cast(nn.Module, layer._modules[projection_names.output])
+    )
 
 
 def _heads_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -13,13 +13,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import InvalidConfigError, NotPatchedError, UnsupportedModelError
-from ..faces import family_of
-from ..faces.mixin import SynthesizerMixin
-from ..faces.wiring import any_wiring, find_wiring, in_features, query_heads
-from ..masks import AttentionMask
+from ..layers import model_type_of
+from ..layers.mixin import SynthesizerMixin
+from ..layers.projections import any_projection_names, find_projection_names, in_features, query_heads
+from ..logits.masks import AttentionMask
 from ..offloading import require_in_memory
-from ..patching.sentences import model_in
-from ..patching.slots import find_slots
+from ..patching.attention_layers import find_attention_layers
+from ..patching.sentence_transformers import model_in
 from ..synthesizers import HeadGroups, Synthesizer
 
 Batch = dict[str, Any]
@@ -59,7 +59,7 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
 
     Raises:
         NotPatchedError: for a model without synthesized layers.
-        UnsupportedModelError: for a teacher of another family, depth, width or number of heads, or the model itself.
+        UnsupportedModelError: for a teacher of another model type, depth, width or number of heads, or the model itself.
     """
     if model is teacher:
         raise UnsupportedModelError(
@@ -67,30 +67,34 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
         )
     for one in (model, teacher):
         require_in_memory(one, f"A transfer reads and writes the weights of {type(one).__name__}")
-    ours_is, theirs_is = family_of(model).name, family_of(teacher).name
+    ours_is, theirs_is = model_type_of(model).name, model_type_of(teacher).name
     if ours_is != theirs_is:
         raise UnsupportedModelError(
             f"A {ours_is} model cannot learn from a {theirs_is} model layer by layer: take the stock "
             f"model that was patched as teacher."
         )
-    slots, _ = find_slots(model)
-    teachers = {slot.label: slot.module for slot in find_slots(teacher)[0]}
+    attention_layers, _ = find_attention_layers(model)
+    teachers = {attention_layer.label: attention_layer.module for attention_layer in find_attention_layers(teacher)[0]}
     pairs = []
-    for slot in slots:
-        if not isinstance(slot.module, SynthesizerMixin):
+    for attention_layer in attention_layers:
+        if not isinstance(attention_layer.module, SynthesizerMixin):
             continue
-        if slot.label not in teachers:
+        if attention_layer.label not in teachers:
             raise UnsupportedModelError(
-                f"The teacher has no layer {slot.label!r}; its layers are {', '.join(teachers)}. Take the stock model "
+                f"The teacher has no layer {attention_layer.label!r}; its layers are {', '.join(teachers)}. Take the stock model "
                 f"that was patched as teacher."
             )
-        ours, theirs = slot.module.dimensions[:2], _shape(teachers[slot.label])
+        ours, theirs = attention_layer.module.dimensions[:2], _shape(teachers[attention_layer.label])
         if ours != theirs:
             raise UnsupportedModelError(
-                f"Layer {slot.label!r} of the model has hidden_size, heads = {ours}, of the teacher {theirs}. Layers are taught "
+                f"Layer {attention_layer.label!r} of the model has hidden_size, heads = {ours}, of the teacher {theirs}. Layers are taught "
                 f"one by one, so the teacher must be of the model's own shape: take the stock model that was patched."
             )
-        pairs.append(LayerPair(slot.label, slot.name, slot.module, teachers[slot.label]))
+        pairs.append(
+            LayerPair(
+                attention_layer.label, attention_layer.name, attention_layer.module, teachers[attention_layer.label]
+            )
+        )
     if not pairs:
         raise NotPatchedError(
             f"This {type(model).__name__} holds no synthesized attention to transfer to: call patch_model(model, …) first."
@@ -100,8 +104,8 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
 
 def _shape(stock: nn.Module) -> tuple[int, int]:
     """hidden_size and the number of heads of a stock attention module."""
-    wiring = find_wiring(stock) or any_wiring(stock)
-    return in_features(stock.get_submodule(wiring.fused or wiring.query)), query_heads(stock)
+    projection_names = find_projection_names(stock) or any_projection_names(stock)
+    return in_features(stock.get_submodule(projection_names.fused or projection_names.query)), query_heads(stock)
 
 
 @contextmanager
@@ -169,7 +173,7 @@ def observe_calls(teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch
     """
     calls: Calls = {pair.label: [] for pair in pairs}
 
-    def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def read_now(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, {**kwargs, "output_attentions": True}
 
     def watch(label: str) -> Any:
@@ -180,7 +184,7 @@ def observe_calls(teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch
 
     handles = [pair.teacher.register_forward_hook(watch(pair.label), with_kwargs=True) for pair in pairs]
     handles += [
-        pair.teacher.register_forward_pre_hook(ask, with_kwargs=True)
+        pair.teacher.register_forward_pre_hook(read_now, with_kwargs=True)
         for pair in pairs
         if "output_attentions" in inspect.signature(pair.teacher.forward).parameters
     ]

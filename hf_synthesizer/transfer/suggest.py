@@ -17,10 +17,10 @@ from transformers.utils import logging
 from ..checkpoints.fresh_heads import fresh_weights
 from ..config import SynthesizerConfig
 from ..errors import AlreadyPatchedError
-from ..faces.mixin import SynthesizerMixin
-from ..faces.wiring import query_heads, value_heads
-from ..patching.sentences import model_in
-from ..patching.slots import find_slots
+from ..layers.mixin import SynthesizerMixin
+from ..layers.projections import query_heads, value_heads
+from ..patching.attention_layers import find_attention_layers
+from ..patching.sentence_transformers import model_in
 from ..patching.swap import patch_model
 from .closed_forms import has_closed_form
 from .distill import answers_of, relative_error, states_of, weight_losses
@@ -153,7 +153,7 @@ def suggest_heads(
     answering, teacher = teacher, model_in(teacher)
     _require_stock(teacher, "suggest_heads")
     keys, budgets = _keys(teacher), budgets_of(budget)
-    modules = {slot.label: slot.module for slot in find_slots(teacher)[0]}
+    modules = {attention_layer.label: attention_layer.module for attention_layer in find_attention_layers(teacher)[0]}
     heads = {label: query_heads(module) for label, module in modules.items()}
     heads_of_a_key = {label: heads[label] // value_heads(module) for label, module in modules.items()}
     counts = sorted({count_of(one, sum(heads.values()), "heads") for one in budgets})
@@ -269,9 +269,12 @@ def _has_trained_head(teacher: PreTrainedModel) -> bool:
 
 def _keys(teacher: PreTrainedModel) -> dict[str, int | str]:
     """What a hybrid calls each layer: by its index where there is one stack, else by its label."""
-    slots, _ = find_slots(teacher)
-    one_stack = len({slot.stack for slot in slots}) == 1
-    return {slot.label: slot.index if one_stack else slot.label for slot in slots}
+    attention_layers, _ = find_attention_layers(teacher)
+    one_stack = len({attention_layer.stack for attention_layer in attention_layers}) == 1
+    return {
+        attention_layer.label: attention_layer.index if one_stack else attention_layer.label
+        for attention_layer in attention_layers
+    }
 
 
 def _taught(

@@ -13,8 +13,8 @@ from hf_synthesizer.attend import as_accelerator, attend, choose_route, referenc
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.attend.triton import blocks
 from hf_synthesizer.attend.triton.blocks import Blocks
-from hf_synthesizer.logits import Logits, LowRank, Static, Sum, Tiled
-from hf_synthesizer.masks import AttentionMask
+from hf_synthesizer.logits.forms import Logits, LowRank, Static, Sum, Tiled
+from hf_synthesizer.logits.masks import AttentionMask
 from tests.problems import leaves, make_form, make_logits, make_mask
 
 pytestmark = pytest.mark.kernels

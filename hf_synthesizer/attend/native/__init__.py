@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from ...masks import AttentionMask
-from ...tracing import on_processor, traced
+from ...device.tracing import on_processor, traced
+from ...logits.masks import AttentionMask
 from ..fit import is_plain
 from ..terms import Terms
 from .build import left_out, library, reason

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import torch
 
-from ...logits import Explicit, Tiled
-from ...masks import AttentionMask
+from ...logits.forms import Explicit, Tiled
+from ...logits.masks import AttentionMask
 from .. import reference
 from ..recorded import gradients
 from .build import Library, library

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from ...errors import AttentionInputError
-from ...masks import AttentionMask
+from ...logits.masks import AttentionMask
 from ..fit import require_fit
 from ..terms import Terms
 

@@ -15,8 +15,8 @@ from importlib.util import find_spec
 
 import torch
 
-from ...masks import AttentionMask
-from ...tracing import on_processor, traced
+from ...device.tracing import on_processor, traced
+from ...logits.masks import AttentionMask
 from ..terms import Terms
 from .blocks import DTYPES, WIDTHS
 

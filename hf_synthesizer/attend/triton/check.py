@@ -7,8 +7,8 @@ from functools import cache
 import torch
 from transformers.utils import logging
 
-from ...logits import KeyBias, Logits, LowRank, Static, Sum, Tiled
-from ...masks import AttentionMask
+from ...logits.forms import KeyBias, Logits, LowRank, Static, Sum, Tiled
+from ...logits.masks import AttentionMask
 from .. import reference
 from ..terms import Terms
 from .operands import attend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from ...masks import AttentionMask
+from ...logits.masks import AttentionMask
 from ..terms import Terms
 from .blocks import WIDTHS, Specialisation
 from .launch import KernelAttention, Launch, Operands, forward

@@ -1,0 +1,1 @@
+"""What a computation needs to know of the device that it runs on: tracing, reads, matrix products."""

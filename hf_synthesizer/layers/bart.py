@@ -1,0 +1,60 @@
+"""BART's forward signatures: BART, mBART, Marian, Pegasus, Blenderbot, M2M100; Whisper and Speech2Text; wav2vec2, HuBERT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from .layer_classes import register_layer
+from .mixin import SynthesizerMixin
+
+
+@register_layer
+class BartLayer(SynthesizerMixin):
+    """One class for encoder, decoder and cross-attention; `key_value_states` tell the last, which stays stock."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        key_value_states: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.require_own_states(key_value_states)
+        return self.attend_to_itself(hidden_states, attention_mask, past_key_values, **kwargs)
+
+
+@register_layer
+class WhisperLayer(SynthesizerMixin):
+    """BART's, with a word on recorded attentions."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        key_value_states: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: torch.Tensor | None = None,
+        output_attentions: bool | None = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.require_own_states(key_value_states)
+        return self.attend_to_itself(hidden_states, attention_mask, past_key_values, **kwargs)
+
+
+@register_layer
+class SpeechEncoderLayer(SynthesizerMixin):
+    """Without a cache: wav2vec2, HuBERT, UniSpeech, SEW."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        key_value_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        output_attentions: bool | None = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.require_own_states(key_value_states)
+        return self.attend_to_itself(hidden_states, attention_mask, **kwargs)

@@ -1,0 +1,131 @@
+"""Which models can be patched: their model types, and what has to be said of a type that its code does not say."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..errors import InvalidConfigError, UnsupportedModelError
+from .hints import way_out
+from .stock_code import uses_attention_interface
+
+CLASSES = "hf_synthesizer.models"
+"""Where synthesized classes live."""
+SERVED = Path(__file__).parent / "served.csv"
+"""Written by benchmarks/model_types/survey.py."""
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """A model type that does not speak for itself: what its attention is, and classes from outside Transformers.
+
+    Most types need none: their attention is found by its use of Transformers' attention interface, its layer class by its
+    signature.
+
+    Attributes:
+        name: the stock `model_type`, such as "mpnet".
+        attention: the attention classes, or their names "module:Class"; those that use the interface are found without.
+        models: model classes, and their config class, from outside Transformers.
+    """
+
+    name: str
+    attention: tuple[type[nn.Module] | str, ...] = ()
+    models: tuple[type[PreTrainedModel] | type[PreTrainedConfig], ...] = ()
+
+    def attention_classes(self) -> tuple[type[nn.Module], ...]:
+        """The attention classes themselves."""
+        return tuple(_imported(cls) if isinstance(cls, str) else cls for cls in self.attention)
+
+
+_MODEL_TYPES: dict[str, ModelType] = {
+    name: ModelType(name, attention=(attention,))
+    for name, attention in {"mpnet": "transformers.models.mpnet.modeling_mpnet:MPNetSelfAttention"}.items()
+}
+
+
+def register_model_type(model_type: ModelType) -> ModelType:
+    """Make known what has to be said of a model type.
+
+    Raises:
+        InvalidConfigError: for a name that is registered with something else.
+    """
+    from ..models import adopt
+
+    if _MODEL_TYPES.get(model_type.name, model_type) != model_type:
+        raise InvalidConfigError(
+            f"The model type {model_type.name!r} is registered already, as {_MODEL_TYPES[model_type.name]}."
+        )
+    adopt(*model_type.models, *(cls for cls in model_type.attention if isinstance(cls, type)))
+    _MODEL_TYPES[model_type.name] = model_type
+    return model_type
+
+
+def model_type_of(model: Any) -> ModelType:
+    """The model type of a model, stock or patched.
+
+    Raises:
+        UnsupportedModelError: for what is no Transformers model, or no class that a checkpoint could name; with the way out.
+    """
+    from ..models import is_stock_model
+
+    if not isinstance(model, PreTrainedModel):
+        found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise UnsupportedModelError(
+            f"patch_model works on Transformers models (PreTrainedModel), not on {found}.{way_out(model)}"
+        )
+    name = model.config.model_type
+    patched = any(cls.__module__ == CLASSES for cls in type(model).__mro__)
+    if not patched and not is_stock_model(type(model)):
+        inner = getattr(model, model.base_model_prefix, None)
+        if isinstance(inner, PreTrainedModel) and inner is not model:
+            base = f"model.{model.base_model_prefix}"
+            hint = (
+                f" Patch its base model instead: patch_model({base}, …), then `model.config = {base}.config`, so that it is "
+                f"saved as a patched one. To load it again, {type(model).__name__} has to build the base that its config describes, "
+                f"in its __init__: `self.{model.base_model_prefix} = AutoModel.from_config(config)`; then "
+                f"`{type(model).__name__}.from_pretrained(folder, config=AutoConfig.from_pretrained(folder))` loads it "
+                f"(docs/checkpoints.md, 'As a part of a larger model')."
+            )
+        else:
+            hint = (
+                " If it is a part of a larger model, patch that one and name the stack: patch_model(model, …, "
+                "layers={'encoder': True})."
+            )
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is none of the classes that Transformers exports, so that a checkpoint of it could not be "
+            f"loaded again.{hint}"
+        )
+    return _MODEL_TYPES.get(name) or ModelType(name)
+
+
+def list_model_types() -> list[str]:
+    """The model types that `patch_model` is known to serve, whether the installed Transformers has them or not, and the
+    registered ones.
+
+    What becomes of each, by which layer class, and why others are refused: docs/models.md.
+    """
+    return sorted({*served_types(), *_MODEL_TYPES})
+
+
+@cache
+def served_types() -> dict[str, str]:
+    """From each model type that passed the laws of benchmarks/model_types/survey.py to the layer classes that serve it."""
+    with SERVED.open(newline="") as file:
+        return {row["model_type"]: row["layer_class"] for row in csv.DictReader(file)}
+
+
+def is_attention(module: nn.Module, model_type: ModelType) -> bool:
+    """Whether a module is a stock attention layer that could be synthesized."""
+    return isinstance(module, model_type.attention_classes()) or uses_attention_interface(type(module))
+
+
+def _imported(name: str) -> type[nn.Module]:
+    module, _, cls = name.partition(":")
+    return getattr(importlib.import_module(module), cls)

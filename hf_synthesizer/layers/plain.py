@@ -1,0 +1,81 @@
+"""Plain encoders of text and images: DistilBERT, LayoutLM, ViT, DeiT, DINOv2, BEiT, SigLIP, CLIP; and ALBERT, MPNet, ESM."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from .layer_classes import register_layer
+from .mixin import SynthesizerMixin
+
+
+@register_layer
+class PlainLayer(SynthesizerMixin):
+    """Hidden states and a mask; no cache. CLIP's text tower says by keyword that it is causal."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.attend_to_itself(hidden_states, attention_mask, **kwargs)
+
+
+@register_layer
+class AlbertLayer(SynthesizerMixin):
+    """As a plain encoder, but dropout, residual and norm are the attention module's own business."""
+
+    knows = frozenset({"output_dropout", "LayerNorm"})
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.attend_to_itself(hidden_states, attention_mask, **kwargs)
+
+    def project_output(self, output: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        return cast(nn.Module, self.LayerNorm)(hidden_states + super().project_output(output, hidden_states))
+
+
+@register_layer
+class EsmLayer(SynthesizerMixin):
+    """A plain encoder that takes rotations along, and could attend to an encoder."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        position_embeddings: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.require_own_states(encoder_hidden_states)
+        return self.attend_to_itself(hidden_states, attention_mask, **kwargs)
+
+
+@register_layer
+class MPNetLayer(SynthesizerMixin):
+    """Not through the attention interface: the logits get a bias of relative positions, which stays, as in T5.
+
+    Without an interface to ask, weights are returned whenever `output_attentions` wants them.
+    """
+
+    serves_dot_product = True
+    knows = frozenset({"permute", "matmul", "transpose", "math", "sqrt", "nn", "functional", "softmax"})
+
+    @property
+    def backend(self) -> str:
+        return "eager"
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        output, weights = self.attend_to_itself(
+            hidden_states, attention_mask, position_bias=position_bias, need_weights=output_attentions, **kwargs
+        )
+        return (output, weights) if output_attentions else (output,)  # type: ignore[return-value]

@@ -1,0 +1,66 @@
+"""T5's forward signature: T5, mT5, LongT5, Switch Transformers, UDOP, Pop2Piano."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from .layer_classes import register_layer
+from .mixin import SynthesizerMixin
+
+
+@register_layer
+class T5Layer(SynthesizerMixin):
+    """Self-attention with synthesized logits. The relative position bias stays, added to them.
+
+    T5 knows positions relative to each other only, so that padding on the left changes nothing: nor must it here.
+    """
+
+    serves_dot_product = True
+    counts_from_padding = True
+    knows = frozenset(
+        [
+            "n_heads",
+            "has_relative_attention_bias",
+            "compute_bias",
+            "gradient_checkpointing",
+            "requires_grad",
+            "zeros",
+            "device",
+            "get_seq_length",
+            "clone",
+            "Tensor",
+        ]
+    )
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        key_value_states: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        self.require_own_states(key_value_states)
+        is_causal = kwargs.pop("is_causal", None)
+        self.require_backend(mask, **kwargs)
+        length = hidden_states.shape[1]
+        key_states, value, past_length = self.update_cache(
+            hidden_states, self.project_values(hidden_states), past_key_values
+        )
+        key_length = value.shape[-2]
+        positions = self.positions(None, mask, length, key_length, past_length)
+        if position_bias is None:
+            # Layers share the bias: the first one owns it and hands it on, whether or not it is patched.
+            if self.has_relative_attention_bias:
+                position_bias = self.compute_bias(  # type: ignore[operator]
+                    length, key_length, device=value.device, past_seen_tokens=past_length
+                )
+            else:
+                position_bias = value.new_zeros(1, self.dimensions[1], length, key_length)
+        logits = self.synthesizer(hidden_states, key_states, positions)
+        output, weights = self.attend(logits, value, mask, positions, position_bias, is_causal)
+        return self.project_output(output, hidden_states), position_bias, weights

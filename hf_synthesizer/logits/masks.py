@@ -1,0 +1,183 @@
+"""What joins the logits before the softmax: who may be looked at, an additive bias, causality.
+
+Transformers hands each attention backend another kind of mask (eager a float tensor, sdpa a bool tensor or None), always
+one number for each query and key. `AttentionMask` is the one kind that `attend` knows, and it finds out what a mask is made
+of: most are a mask of keys, or that and a triangle, and both can be served without touching L² numbers in each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..device.tracing import DeviceRead, on_processor, read_now, traced
+from ..errors import AttentionInputError
+
+
+class Extents(NamedTuple):
+    """Where the visible keys of each row of the batch lie: the first index, the last index + 1, and how many are seen.
+
+    A row without any has 0, 0 and 0.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    seen: tuple[int, ...]
+
+    def of(self, row: int) -> tuple[int, int]:
+        """First and last + 1 of a row; a mask of one row is that of all."""
+        number = row if len(self.first) > 1 else 0
+        return self.first[number], self.last[number]
+
+    def has_holes(self, row: int) -> bool:
+        """Whether a row hides a key between its first and its last one."""
+        return self._hidden(row, self.of(row)[0])
+
+    def hides_one(self, row: int) -> bool:
+        """Whether a row hides a key before its last one."""
+        return self._hidden(row, 0)
+
+    def _hidden(self, row: int, first: int) -> bool:
+        return self.seen[row if len(self.seen) > 1 else 0] < self.of(row)[1] - first
+
+
+class AttentionMask:
+    """`keep` (B or 1, H or 1, Lq or 1, Lk) is True where a query may look; `bias`, of the same kind, is added.
+
+    With `causal_offset` = p, query i sees the keys j ≤ i + p; it stands for a triangle nobody has to build. `source` is the
+    tensor that `keep` was made from, the same for all layers: what is known of `keep` is remembered with it.
+    """
+
+    def __init__(
+        self,
+        keep: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        causal_offset: int | torch.Tensor | None = None,
+        source: torch.Tensor | None = None,
+    ):
+        self.keep = keep
+        self.bias = bias
+        self.causal_offset = causal_offset
+        self.source = keep if source is None else source
+        self.known_extents: Extents | None = None
+
+    @classmethod
+    def from_tensor(cls, mask: torch.Tensor | None, causal_offset: int | torch.Tensor | None = None) -> AttentionMask:
+        """From a bool mask (True: look) or an additive one (the dtype's minimum or −inf: do not look).
+
+        Raises:
+            AttentionInputError: for one of whole numbers, which could mean either.
+        """
+        if mask is None or mask.dtype == torch.bool:
+            return cls(keep=mask, causal_offset=causal_offset)
+        if not mask.is_floating_point():
+            raise AttentionInputError(
+                f"An attention mask of {str(mask.dtype).removeprefix('torch.')} was given, of shape {tuple(mask.shape)}. A mask "
+                f"is bool (True: look), or floating point, and then added to the logits. Call mask.bool()."
+            )
+        keep = mask > torch.finfo(mask.dtype).min / 2
+        return cls(keep=keep, bias=mask.masked_fill(~keep, 0.0), causal_offset=causal_offset, source=mask)
+
+    def with_bias(self, bias: torch.Tensor | None) -> AttentionMask:
+        """The same mask with one more additive bias."""
+        if bias is None:
+            return self
+        total = bias if self.bias is None else self.bias + bias
+        mask = AttentionMask(self.keep, total, self.causal_offset, self.source)
+        mask.known_extents = self.known_extents
+        return mask
+
+    def fitted(self, shape: Sequence[int]) -> AttentionMask:
+        """The same mask with four dimensions and a number for each key, as it broadcasts to `shape`, (B, H, Lq, Lk).
+
+        Raises:
+            AttentionInputError: for one that does not broadcast to it, as stock attention would.
+        """
+        keep, bias = (None if tensor is None else _fitted(tensor, shape) for tensor in (self.keep, self.bias))
+        if keep is self.keep and bias is self.bias:
+            return self
+        mask = AttentionMask(keep, bias, self.causal_offset, self.source)
+        mask.known_extents = self.known_extents if keep is self.keep else None
+        return mask
+
+    def visible(self, query_length: int, key_length: int, device: torch.device) -> torch.Tensor | None:
+        """`keep` and causality as one bool tensor, or None when everybody sees everything."""
+        if self.causal_offset is None:
+            return self.keep
+        query = torch.arange(query_length, device=device)[:, None] + self.causal_offset
+        triangle = torch.arange(key_length, device=device) <= query  # (Lq, Lk)
+        return triangle[None, None] if self.keep is None else self.keep & triangle
+
+    def simplified(self) -> AttentionMask:
+        """The same mask with `keep` as a mask of keys (…, 1, Lk), and a triangle, wherever it is made of these.
+
+        Reads the tensor, once for each mask, or in inference mode once for each layer; so not for compiled graphs.
+        """
+        if self.keep is None or self.keep.shape[-2] == 1 or self.causal_offset is not None:
+            return self
+        keys = self.keep[..., -1:, :]  # the last query sees most
+        if self.keep.stride(-2) == 0 and not on_processor(self.keep.device) and self.keep.is_inference():
+            return AttentionMask(keys, self.bias)
+        every, triangle, complete, extents = self._made_of()
+        if not (every or triangle):
+            return self
+        offset = None if every else self.keep.shape[-1] - self.keep.shape[-2]
+        mask = AttentionMask(None if complete else keys, self.bias, offset)
+        mask.known_extents = extents
+        return mask
+
+    def extents(self) -> Extents:
+        """Where the keys that some query may look at lie, in rows of the batch (B or 1); asked once for each mask."""
+        if self.known_extents is None:
+            self.known_extents = self._made_of()[-1]
+        return self.known_extents
+
+    def device_read(self) -> DeviceRead:
+        """What `simplified` and `extents` want to know."""
+        # One tensor may be a mask of other shapes too: each has an answer of its own.
+        return DeviceRead(self.source, ("mask", tuple(self.keep.shape)), self._answer)  # type: ignore[arg-type, union-attr]
+
+    def _made_of(self) -> tuple[bool, bool, bool, Extents]:
+        """Whether all queries see the same keys; whether that and a triangle is all; whether all keys are seen; where."""
+        ((every, triangle, complete, *places),) = read_now(self.device_read())
+        rows = [tuple(int(place) for place in places[row::3]) for row in range(3)]
+        return bool(every), bool(triangle), bool(complete), Extents(*rows)
+
+    def _answer(self) -> torch.Tensor:
+        keep = self.keep
+        assert keep is not None
+        query_length, key_length = keep.shape[-2:]
+        keys = keep[..., -1:, :]
+        seen = keys[:, :, 0]
+        if query_length == 1 or keep.stride(-2) == 0:
+            every = triangle = torch.ones(1, dtype=torch.bool, device=keep.device)
+        else:
+            every = triangle = torch.all(keep == keys).view(1)
+            if not (on_processor(keep.device) and bool(every)):  # there to ask is cheap, and to compare is not
+                visible = AttentionMask(keys, None, key_length - query_length).visible(
+                    query_length, key_length, keep.device
+                )
+                triangle = torch.eq(keep, visible).all().view(1)  # type: ignore[arg-type]
+                seen = keep.any(2)
+        seen = seen.any(1)  # (B, Lk)
+        indices = torch.arange(key_length, device=keep.device)
+        last = torch.where(seen, indices + 1, 0).amax(-1)
+        first = torch.where(seen, indices, key_length).amin(-1).minimum(last)  # both are 0 where nothing is seen
+        places = torch.stack((first, last, seen.sum(-1)), dim=-1).flatten()  # (B · 3)
+        return torch.cat((every.float(), triangle.float(), keys.all().view(1).float(), places.float()))
+
+
+def _fitted(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A mask with four dimensions and a number for each key. A graph that is traced compares no sizes: its operations do."""
+    if mask.dim() < 4:
+        mask = mask[(None,) * (4 - mask.dim())]
+    if not traced() and (
+        mask.dim() > 4 or any(size not in (1, wanted) for size, wanted in zip(mask.shape, shape, strict=True))
+    ):
+        raise AttentionInputError(
+            f"The attention mask has shape {tuple(mask.shape)}, which does not broadcast to (batch, heads, queries, keys) = "
+            f"{tuple(shape)}. Give a mask with as many rows, heads, queries and keys, or 1 of them for all."
+        )
+    return mask if mask.shape[-1] != 1 or shape[-1] == 1 else mask.expand(-1, -1, -1, shape[-1])

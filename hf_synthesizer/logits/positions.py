@@ -1,0 +1,287 @@
+"""Which place of the sequence each query and each key stands at.
+
+Synthesized logits know tokens by their position alone, so a layer has to know it exactly: in an encoder the positions
+are 0 … L−1, in a cached decoder the queries start where the cache ends, and in a left-padded batch every row has a
+start of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..device.tracing import DeviceRead, on_processor, read_now, readable
+from ..errors import SequenceTooLongError, UnsupportedModelError
+from ..logits.masks import AttentionMask
+
+
+def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:
+    """`tensor[start : start + length]` along a dimension, as a view; all of it is the tensor itself.
+
+    The derivative of a slice is a second tensor as large as the first, for a table of logits the most expensive of all.
+    Under torch.export as a copy: a slice that may turn out to be the whole tensor would be exported as a promise that it
+    never is, and the longest sequence refused.
+    """
+    if exporting():
+        return tensor.index_select(dim, start + torch.arange(length, device=tensor.device))
+    if start == 0 and length == tensor.shape[dim]:
+        return tensor
+    return tensor.narrow(dim, start, length)
+
+
+def rows_in(*tensors: torch.Tensor) -> int:
+    """How many rows a batch has of which each of the tensors (B or 1, …) has its own row or one for all.
+
+    `len` would do, but for a graph with a dynamic batch it is the number of rows of the example.
+    """
+    return next((tensor.shape[0] for tensor in tensors if tensor.shape[0] != 1), 1)
+
+
+def exporting() -> bool:
+    """Whether torch.export or torch.jit is tracing; where torch is too old to tell, whether anything is."""
+    return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
+
+
+class Positions:
+    """The positions of `query_length` queries and `key_length` keys.
+
+    Contiguous, the same for each row of the batch (the common case, served by slices): queries stand at
+    `start … start + query_length − 1` and keys at `0 … key_length − 1`. `start` is an int, or a scalar tensor where a
+    static cache keeps its length on the device.
+
+    Otherwise `query` (B, Lq) and `key` (B, Lk) name each position, and tables are gathered row by row. `source` is the tensor
+    that the queries' positions were read from, the same for all layers.
+    """
+
+    def __init__(
+        self,
+        query_length: int,
+        key_length: int,
+        start: int | torch.Tensor = 0,
+        query: torch.Tensor | None = None,
+        key: torch.Tensor | None = None,
+        source: torch.Tensor | None = None,
+        windowed: bool = False,
+    ):
+        self.query_length = query_length
+        self.key_length = key_length
+        self.start = start
+        self.query = query
+        self.key = key
+        self.source = query if source is None else source
+        self.windowed = windowed
+        self.required: int | None = None
+        """The `max_length` that these positions are known to stand within."""
+
+    @classmethod
+    def from_position_ids(
+        cls,
+        position_ids: torch.Tensor | None,
+        query_length: int,
+        key_length: int,
+        start: int | torch.Tensor,
+        mask: torch.Tensor | None = None,
+        dropped: int = 0,
+        windowed: bool = False,
+    ) -> Positions:
+        """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are recognised, and served by slices.
+
+        Padding may be at −1 (OPT), and is clamped to 0: the mask hides it. Where cached keys stand is told by `mask`, that of the
+        same layer: position_ids count either all tokens or the visible ones (`_cached_keys`). `dropped` tokens were in the
+        cache once, in front of those that are; `windowed` says that the mask may hide tokens that are far behind.
+
+        Raises:
+            UnsupportedModelError: where position_ids of a step count the tokens in neither way.
+        """
+        if position_ids is None:
+            return cls(query_length, key_length, start)
+        if _are_contiguous(position_ids, start, mask):
+            return cls(query_length, key_length, start, windowed=windowed)
+        named = position_ids.clamp(min=0)
+        if isinstance(start, int) and start == 0 and key_length == query_length:
+            return cls(query_length, key_length, start, named, named, position_ids, windowed)
+        key = _cached_keys(position_ids, key_length, start, mask, dropped, windowed)
+        indices = torch.arange(key_length, device=position_ids.device) - start
+        given = position_ids[:, indices.clamp(0, query_length - 1)]  # of the new tokens themselves
+        key = torch.where((indices >= 0) & (indices < query_length), given, key)
+        return cls(query_length, key_length, start, named, key.clamp(min=0), position_ids, windowed)
+
+    @classmethod
+    def from_left_padding(
+        cls, mask: torch.Tensor | None, query_length: int, key_length: int, start: int | torch.Tensor
+    ) -> Positions:
+        """From the mask (B or 1, 1, Lq, Lk) of a layer: each row starts at the first key that some query may look at,
+        however many pads stand before it."""
+        if mask is None:
+            return cls(query_length, key_length, start)
+        visible = AttentionMask.from_tensor(mask)
+        if readable(mask) and not any(visible.extents().first):
+            return cls(query_length, key_length, start)
+        keep = visible.keep.any(2).any(1)  # type: ignore[union-attr]
+        offset = (keep.cumsum(-1) == 0).sum(-1, keepdim=True)  # (B or 1, 1)
+        query = torch.arange(query_length, device=keep.device) + start - offset
+        key = torch.arange(key_length, device=keep.device) - offset
+        positions = cls(query_length, key_length, start, query.clamp(min=0), key.clamp(min=0))
+        positions.source = None  # none lies beyond the last key, so that there is nothing to ask
+        return positions
+
+    @property
+    def per_row(self) -> bool:
+        """Whether rows of the batch have positions of their own."""
+        return self.query is not None
+
+    def numbers(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions themselves: of queries (B or 1, Lq) and of keys (B or 1, Lk)."""
+        if self.query is not None and self.key is not None:
+            return self.query, self.key
+        query = (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
+        return query, torch.arange(self.key_length, device=device).unsqueeze(0)
+
+    @property
+    def at_the_end(self) -> bool:
+        """Whether there is but one query, known to stand on the last index: no key lies behind it."""
+        return (
+            self.query_length == 1 and not isinstance(self.start, torch.Tensor) and self.key_length == self.start + 1
+        )
+
+    def within(self, max_length: int, device: torch.device) -> Positions:
+        """The same positions, with the room that a static cache has beyond `max_length` placed on the last one.
+
+        No token is there, and a mask hides it; so logits for it may be anything that has a place in the tables.
+
+        Raises:
+            SequenceTooLongError: for a token beyond `max_length`.
+        """
+        if self.required is not None and self.required <= max_length:
+            return self  # the parts of a mixture ask once more
+        self.require(max_length)
+        if self.key_length <= max_length:
+            self.required = max_length
+            return self
+        query, key = self.numbers(device)
+        key = key.clamp(max=max_length - 1)
+        inside = Positions(self.query_length, self.key_length, self.start, query, key, windowed=self.windowed)
+        inside.required = max_length
+        return inside
+
+    def require(self, max_length: int) -> None:
+        """Raise `SequenceTooLongError` when a token stands beyond `max_length`.
+
+        What counts are tokens and not indices, of which a static cache may have more, and left padding takes some. A compiled
+        graph, which reads no tensor, checks itself when it runs.
+        """
+        traced = torch.compiler.is_compiling()
+        if self.query is not None and readable(self.query):
+            if self.source is None and self.key_length <= max_length:
+                return  # counted from padding: none lies beyond the last key
+            ((_, largest),) = read_now(_question(self.query if self.source is None else self.source))
+            if largest >= max_length:
+                raise SequenceTooLongError(
+                    f"position_ids name position {int(largest)}, but this synthesizer was built for "
+                    f"N = max_length = {max_length} positions, 0 to {max_length - 1}. Pass smaller position_ids. "
+                    f"{_shorten(max_length, int(largest) + 1)}"
+                )
+            return
+        if self.key_length <= max_length:
+            return
+        used = self.start + self.query_length
+        if traced and isinstance(used, torch.Tensor):
+            torch._assert_async(used <= max_length, f"more than N = max_length = {max_length} positions")
+        elif used > max_length:
+            raise SequenceTooLongError(
+                f"The sequence has length L = {int(used)}, but this synthesizer was built for at most "
+                f"N = max_length = {max_length} positions. {_shorten(max_length, int(used))}"
+            )
+
+    def queries(self, table: torch.Tensor) -> torch.Tensor:
+        """The queries' rows of a table (H, N, …): (H, Lq, …), or (B, H, Lq, …) when `per_row`."""
+        if self.query is not None:
+            return table[:, self.query].transpose(0, 1)
+        if isinstance(self.start, torch.Tensor):
+            return table.index_select(1, self.start + torch.arange(self.query_length, device=table.device))
+        return span(table, self.start, self.query_length, dim=1)
+
+    def keys(self, table: torch.Tensor) -> torch.Tensor:
+        """The keys' rows of a table (H, N, …): (H, Lk, …), or (B, H, Lk, …) when `per_row`."""
+        if self.key is not None:
+            return table[:, self.key].transpose(0, 1)
+        return span(table, 0, self.key_length, dim=1)
+
+
+def _shorten(max_length: int, wanted: int) -> str:
+    return (
+        f"Truncate the input (tokenizer(..., truncation=True, max_length={max_length}); for a pipeline, pass truncation=True "
+        f"and max_length={max_length} to its call; for SentenceTransformer, set max_seq_length = {max_length}), generate fewer "
+        f"tokens, or patch the model again with patch_model(..., max_length={wanted}) and train it."
+    )
+
+
+def _question(position_ids: torch.Tensor) -> DeviceRead:
+    """Where positions start if each row counts on from there, else −1; and the largest one. Padding at −1 may stand anywhere."""
+
+    def answer() -> torch.Tensor:
+        start = position_ids[:1, :1]
+        counted = start + torch.arange(position_ids.shape[-1], device=position_ids.device)
+        first = torch.where(((position_ids == counted) | (position_ids < 0)).all(), start.view(1), -1)
+        return torch.cat((first, position_ids.amax().view(1)))
+
+    return DeviceRead(position_ids, "positions", answer)
+
+
+def _cached_keys(
+    position_ids: torch.Tensor,
+    key_length: int,
+    start: int | torch.Tensor,
+    mask: torch.Tensor | None,
+    dropped: int,
+    windowed: bool,
+) -> torch.Tensor:
+    """Where the keys before `start` stand, (B or 1, Lk), given the positions of the tokens behind them.
+
+    A row whose position_ids count all tokens has its keys where their indices are. A row whose position_ids count the visible
+    tokens, `attention_mask.cumsum(-1) - 1`, has as many visible keys before its first new token. Both are the same where no
+    hidden token lies between visible ones.
+    """
+    indices = torch.arange(key_length, device=position_ids.device)
+    if mask is None:
+        return indices - start + position_ids[:, :1]
+    keep = AttentionMask.from_tensor(mask).keep.any(2).any(1)  # type: ignore[union-attr]  # (B or 1, Lk)
+    new = (keep & (indices >= start)).int().argmax(-1, keepdim=True).clamp(
+        min=start
+    ) - start  # a row's first new token
+    position = position_ids.expand(rows_in(position_ids, new), -1).gather(1, new)
+    cached = keep & (indices < start)
+    counted = position - cached.flip(-1).cumsum(-1).flip(-1)  # of visible keys
+    all_count = new + start + dropped == position
+
+    def answer() -> torch.Tensor:
+        begun = cached.cumsum(-1) > 0
+        gap = (begun & ~cached & (indices < start)).any(-1, keepdim=True)
+        first, before = counted[:, :1], (~begun & (indices < start)).sum(-1, keepdim=True) + dropped
+        fits = (first > 0) & (first <= before) | (first == 0) & (before == 0) if windowed else first == 0
+        return (gap & ~all_count & ~fits).any().view(1)
+
+    refusal = (
+        "The attention mask hides tokens between cached ones, and position_ids count neither all tokens nor the visible ones, "
+        "so that the positions of the cached keys are unknown. For generate(), pad prompts on the left. For steps of your own, "
+        "pass position_ids = (attention_mask.cumsum(-1) - 1)[:, -n:] for the n tokens of each step, or none in any of them."
+    )
+    if readable(position_ids) and readable(mask):
+        if read_now(DeviceRead(position_ids, ("gap", id(mask), dropped), answer))[0][
+            0
+        ]:  # two kinds of layers have two masks
+            raise UnsupportedModelError(refusal)
+    elif torch.compiler.is_compiling() and not exporting():
+        torch._assert_async(~answer()[0], refusal)
+    return torch.where(all_count, indices + dropped, counted)
+
+
+def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether position_ids are start, start + 1, … in each row, as far as may be asked."""
+    if not readable(position_ids):
+        return False
+    if isinstance(start, torch.Tensor) and not on_processor(start.device):
+        return False
+    device_reads = [_question(position_ids)]
+    if mask is not None and mask.shape[-2] > 1:
+        device_reads.append(AttentionMask.from_tensor(mask).device_read())
+    return read_now(*device_reads)[0][0] == int(start)

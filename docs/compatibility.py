@@ -3,7 +3,7 @@
     python -m docs.compatibility          # writes both pages
     python -m docs.compatibility --check  # only says whether they are what the markers say
 
-A cell is what tests claim, and a test that claims what it does not do fails (tests/features.py). The tests are collected, not run.
+A cell is what tests claim, and a test that claims what it does not do fails (tests/helpers/features.py). The tests are collected, not run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Collector:
         self.path = path
 
     def pytest_collection_finish(self, session) -> None:
-        from tests.features import claims
+        from tests.helpers.features import claims
 
         found = {
             (
@@ -75,7 +75,7 @@ def read_claims(path: Path) -> Claims:
 
 def matrix(claims: Claims) -> str:
     """A line for each feature, a column for each kind of variant."""
-    from tests.features import FEATURES, KINDS
+    from tests.helpers.features import FEATURES, KINDS
 
     lines = [f"| | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 1) + "|"]
     for feature in FEATURES:

@@ -39,7 +39,7 @@ def local_hub(folder: Path) -> str:
     The client reads the address when it is imported, so this comes before any import of Transformers. For the real Hub leave
     it out, and log in with `hf auth login`.
     """
-    command = [sys.executable, "-m", "tests.hub_server", str(folder / "home")]
+    command = [sys.executable, "-m", "tests.helpers.hub_server", str(folder / "home")]
     server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(server.terminate)
     environment = json.loads(server.stdout.readline())

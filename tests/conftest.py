@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.features import claimed_kinds_are_tested  # noqa: F401
-from tests.models import VARIANTS
+from tests.helpers.features import claimed_kinds_are_tested  # noqa: F401
+from tests.helpers.models import VARIANTS
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,7 +35,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model for the GLUE examples."""
-    from tests.glue_rows import write_model  # not above: most tests need none of what it imports
+    from tests.helpers.glue_rows import write_model  # not above: most tests need none of what it imports
 
     return write_model(tmp_path_factory.mktemp("model"))
 
@@ -43,6 +43,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def glue_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny data for the GLUE examples."""
-    from tests.glue_rows import write_tasks
+    from tests.helpers.glue_rows import write_tasks
 
     return write_tasks(tmp_path_factory.mktemp("glue"))

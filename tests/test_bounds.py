@@ -12,14 +12,14 @@ from torch import nn
 
 from hf_synthesizer import SynthesizerBertModel, patch_model, unpatch_model
 from hf_synthesizer.device.matmul import linear
-from tests.models import build
+from tests.helpers.models import build
 
 HEADS = ["BertForSequenceClassification", "T5ForConditionalGeneration"]
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_patched_model_returns_its_hidden_states_and_attentions(head: str) -> None:
-    from tests.models import batch
+    from tests.helpers.models import batch
 
     model, inputs = build(head).eval(), batch(head, 8)
     asked = {"output_hidden_states": True, "output_attentions": True}

@@ -30,8 +30,8 @@ from hf_synthesizer.checkpoints.tokenizer_length import shorten_saved
 from hf_synthesizer.patching.plan import parse_layers
 from hf_synthesizer.plots import plot_suggestion, plot_transfer
 from hf_synthesizer.transfer import Suggestion
-from tests.models import build
-from tests.teaching import HEADS, loader, student_of
+from tests.helpers.models import build
+from tests.helpers.teaching import HEADS, loader, student_of
 
 LAYERS = {0: [0.1, 0.0, 0.3], 1: [0.2, 0.4, 0.05]}
 

@@ -12,8 +12,8 @@ from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from hf_synthesizer import SynthesizerConfig, patch_model
-from tests.models import batch, build, first_output
-from tests.test_laws import randomize_synthesizers
+from tests.helpers.models import batch, build, first_output
+from tests.synthesizers.test_laws import randomize_synthesizers
 
 DEEP = {"num_hidden_layers": 12}
 HEADS: dict[str, Any] = {

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_synthesizer import UnsupportedModelError, patch_model, unpatch_model
-from tests.models import batch, build, first_output
+from tests.helpers.models import batch, build, first_output
 
 SPEC = {0: "random", 1: "dense", 3: "random+dot_product"}
 DROPS: dict[str, tuple[str, dict[str, Any], str, slice]] = {

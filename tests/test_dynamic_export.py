@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from hf_synthesizer import SynthesizerConfig, patch_model
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from tests.layers import LAYER_CLASSES
-from tests.models import MAX_LENGTH, batch, build, first_output, of_tokens, randomize
+from tests.helpers.layers import LAYER_CLASSES
+from tests.helpers.models import MAX_LENGTH, batch, build, first_output, of_tokens, randomize
 
 Inputs = dict[str, torch.Tensor]
 HEADS = (*LAYER_CLASSES, "BertForSequenceClassification", "T5ForConditionalGeneration")

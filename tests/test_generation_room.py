@@ -9,8 +9,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_synthesizer import SequenceTooLongError, patch_model
-from tests.models import build
-from tests.test_heads_in_models import causal_model
+from tests.helpers.models import build
+from tests.layers.test_heads_in_models import causal_model
 
 
 class Steps:

@@ -20,7 +20,7 @@ from transformers import (
 
 from hf_synthesizer import SynthesizerConfig, list_variants, patch_model
 from hf_synthesizer.checkpoints.guard import Guard
-from tests.models import MIXTURES, batch, build, first_output
+from tests.helpers.models import MIXTURES, batch, build, first_output
 
 SPECS: dict[str, Any] = {
     **{name: name for name in (*list_variants(), *MIXTURES)},

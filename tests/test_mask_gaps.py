@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from hf_synthesizer import SynthesizerConfig, UnsupportedModelError, patch_model
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from tests.models import build, randomize
+from tests.helpers.models import build, randomize
 
 HEADS = ("LlamaForCausalLM", "GPT2LMHeadModel", "BertLMHeadModel", "OPTForCausalLM", "StableLmForCausalLM")
 VARIANTS = {

@@ -12,9 +12,19 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_synthesizer import SynthesizerBertSelfAttention, SynthesizerT5Attention, patch_model
 from hf_synthesizer.checkpoints.guard import Guard
-from tests.layers import LAYER_CLASSES, OF_TEXT
-from tests.models import CHOOSING, VARIANTS, batch, bert_config, build, first_output, matrix, of_tokens, t5_config
-from tests.test_laws import randomize_synthesizers
+from tests.helpers.layers import LAYER_CLASSES, OF_TEXT
+from tests.helpers.models import (
+    CHOOSING,
+    VARIANTS,
+    batch,
+    bert_config,
+    build,
+    first_output,
+    matrix,
+    of_tokens,
+    t5_config,
+)
+from tests.synthesizers.test_laws import randomize_synthesizers
 
 HEADS = ("BertForSequenceClassification", "T5ForConditionalGeneration")
 WITH_SDPA = tuple(head for head in LAYER_CLASSES if not head.startswith("MPNet"))

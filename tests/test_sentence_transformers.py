@@ -26,9 +26,9 @@ from hf_synthesizer.peft import lora_config_for
 from hf_synthesizer.pictures import attention_page
 from hf_synthesizer.plots import plot_attention, plot_synthesizer
 from hf_synthesizer.transfer.distill import answer_loss, answers_of
-from tests.glue_rows import write_model
-from tests.models import build
-from tests.teaching import loader
+from tests.helpers.glue_rows import write_model
+from tests.helpers.models import build
+from tests.helpers.teaching import loader
 
 
 class Transformer(nn.Module):

@@ -16,8 +16,8 @@ from hf_synthesizer import CheckpointMismatchError, SynthesizerConfig, patch_mod
 from hf_synthesizer.checkpoints.matching import synthesized_layers
 from hf_synthesizer.layers import attention
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
-from tests.models import batch, build, first_output
-from tests.test_checkpoint_errors import change_config
+from tests.checkpoints.test_checkpoint_errors import change_config
+from tests.helpers.models import batch, build, first_output
 
 HEADS = ("BertModel", "LlamaForCausalLM", "ViTForImageClassification", "ModernBertForSequenceClassification")
 VARIANTS: dict[str, Any] = {

@@ -22,8 +22,8 @@ from hf_synthesizer.checkpoints.auto import serving_auto_classes
 from hf_synthesizer.checkpoints.conversions import stock_names
 from hf_synthesizer.layers.mixin import SynthesizerMixin
 from hf_synthesizer.layers.model_types import served_types
-from tests.layers import TEXT
-from tests.models import build, first_output
+from tests.helpers.layers import TEXT
+from tests.helpers.models import build, first_output
 from tests.test_transfer_faces import tiny_models
 
 ROOT = Path(__file__).parents[1]

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_synthesizer import SynthesizerConfig, patch_model
-from tests.models import batch, build, first_output
-from tests.test_laws import randomize_synthesizers
+from tests.helpers.models import batch, build, first_output
+from tests.synthesizers.test_laws import randomize_synthesizers
 
 THREADS, CALLS = 8, 20
 SPECS: dict[str, Any] = {

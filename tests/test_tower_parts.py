@@ -13,8 +13,8 @@ from transformers import AutoModelForImageClassification, LlavaForConditionalGen
 
 from hf_synthesizer import CheckpointMismatchError, models, patch_model
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from tests.models import randomize
-from tests.test_towers import clip, given, llava, siglip
+from tests.helpers.models import randomize
+from tests.patching.test_towers import clip, given, llava, siglip
 
 ROOT = Path(__file__).parents[1]
 WHOLE = {"CLIP": clip, "Siglip": siglip}

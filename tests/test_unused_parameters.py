@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, Olmo2Config, PreTrainedModel, Qwen3Config
 
 from hf_synthesizer import patch_model, unpatch_model
-from tests.layers import GROUPED
-from tests.models import batch, first_output
+from tests.helpers.layers import GROUPED
+from tests.helpers.models import batch, first_output
 
 NORMED = {
     "qwen3": Qwen3Config(**GROUPED, head_dim=4),

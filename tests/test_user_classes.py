@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from hf_synthesizer import UnsupportedModelError, patch_model
-from tests.models import build
+from tests.helpers.models import build
 
 CLASS = """
 class MyModel(BertPreTrainedModel):

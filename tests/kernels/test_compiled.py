@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_synthesizer.attend.triton.blocks import KERNELS, Specialisation
-from tests.benchmark_runs import BENCHMARKS, lines, run
+from tests.helpers.benchmark_runs import BENCHMARKS, lines, run
 
 pytestmark = pytest.mark.kernels
 

@@ -15,7 +15,7 @@ from hf_synthesizer.attend.triton import blocks
 from hf_synthesizer.attend.triton.blocks import Blocks
 from hf_synthesizer.logits.forms import Logits, LowRank, Static, Sum, Tiled
 from hf_synthesizer.logits.masks import AttentionMask
-from tests.problems import leaves, make_form, make_logits, make_mask
+from tests.helpers.problems import leaves, make_form, make_logits, make_mask
 
 pytestmark = pytest.mark.kernels
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from hf_synthesizer import attention_page, patch_model
-from tests.models import build, randomize
-from tests.test_pictures import NASTY, words
+from tests.helpers.models import build, randomize
+from tests.pictures.test_pictures import NASTY, words
 
 pytestmark = pytest.mark.page
 

@@ -1,0 +1,1 @@
+"""How logits meet values: every route equals the reference."""

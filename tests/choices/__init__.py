@@ -1,0 +1,1 @@
+"""Variants whose queries choose their keys."""

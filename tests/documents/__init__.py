@@ -1,0 +1,1 @@
+"""Code, commands, links and tables of the documents."""

@@ -1,0 +1,1 @@
+"""The examples, and the data that they read."""

@@ -1,0 +1,1 @@
+"""Fusing and export."""

@@ -1,0 +1,1 @@
+"""The layers of stock forwards: signatures, decoding, caches, windows."""

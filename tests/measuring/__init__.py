@@ -1,0 +1,1 @@
+"""Costs on paper, and times of a layer."""

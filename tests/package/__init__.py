@@ -1,0 +1,1 @@
+"""The wheel, the import, and each error of the library."""

@@ -1,0 +1,1 @@
+"""What is patched, undone, reported and refused."""

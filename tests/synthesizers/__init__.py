@@ -1,0 +1,1 @@
+"""What each variant computes: its formula, its laws, its parameters."""

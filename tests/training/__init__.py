@@ -1,0 +1,1 @@
+"""Trainer, accelerate, tensor parallelism and LoRA."""

@@ -1,0 +1,1 @@
+"""How a teacher's attention is carried over."""

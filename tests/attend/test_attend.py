@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from hf_synthesizer import SynthesizerAttention
 from hf_synthesizer.attend import attend, blocks, choose_route, native, reference, sdpa, static, tiled
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.device import SynthesizerAttention, matmul
+from hf_synthesizer.device import matmul
 from hf_synthesizer.logits.forms import KeyBias, LowRank, Static, Sum
 from hf_synthesizer.logits.masks import AttentionMask
 from tests.helpers.models import mask as key_mask

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import hf_synthesizer.attend as attention
+from hf_synthesizer import patch_model
 from hf_synthesizer.attend import reference, static, tiled
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.device import matmul, patch_model
+from hf_synthesizer.device import matmul
 from tests.helpers.models import CHOOSING, VARIANTS, build, mask, randomize
 from tests.helpers.problems import leaves, make_logits, make_mask
 

@@ -66,7 +66,7 @@ def test_what_is_promised_has_a_forward_of_its_own(layer_class: str, name: str) 
     assert not issubclass(cls, StockForwardLayer) and cls.forward is not cls.stock_class.forward
 
 
-@pytest.mark.parametrize("StockForwardLayer", [False, True], ids=["layer_class", "StockForwardLayer"])
+@pytest.mark.parametrize("keeps_stock_forward", [False, True], ids=["layer_class", "StockForwardLayer"])
 @pytest.mark.parametrize(("layer_class", "name"), CASES)
 def test_a_forward_has_the_stock_parameters(layer_class: str, name: str, keeps_stock_forward: bool) -> None:
     """In name, kind and order; where the stock forward insists on one, ours may have None for it."""

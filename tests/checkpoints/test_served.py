@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_synthesizer import CheckpointMismatchError, SynthesizerConfig, patch_model
 from hf_synthesizer.checkpoints.matching import synthesized_layers
-from hf_synthesizer.layers import attention
+from hf_synthesizer.layers import layer_classes
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
 from tests.checkpoints.test_checkpoint_errors import change_config
 from tests.helpers.models import batch, build, first_output
@@ -39,8 +39,8 @@ def rename(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After this no class of ours understands a stock forward any more."""
 
     def run() -> None:
-        monkeypatch.setattr(attention, "_CLASSES", {})
-        monkeypatch.setattr(attention, "UNDERSTOOD", attention.UNDERSTOOD - STRANGE)
+        monkeypatch.setattr(layer_classes, "_CLASSES", {})
+        monkeypatch.setattr(layer_classes, "UNDERSTOOD", layer_classes.UNDERSTOOD - STRANGE)
 
     return run
 
@@ -86,8 +86,8 @@ def test_a_checkpoint_of_before_a_rename_in_transformers(
     tmp_path: Path, head: str, variant: Any, rename: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as context:
-        context.setattr(attention, "_CLASSES", {})
-        context.setattr(attention, "UNDERSTOOD", attention.UNDERSTOOD - STRANGE)
+        context.setattr(layer_classes, "_CLASSES", {})
+        context.setattr(layer_classes, "UNDERSTOOD", layer_classes.UNDERSTOOD - STRANGE)
         model, expected, inputs = saved(head, variant, tmp_path)
         assert is_stock_forward(model)
     loaded = patch_model(build(head), "random").__class__.from_pretrained(tmp_path)
@@ -119,8 +119,8 @@ def test_config_json_says_how_layers_are_served(tmp_path: Path) -> None:
 
 def test_a_layer_that_this_version_cannot_serve_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, *_ = saved("BertModel", "dense", tmp_path)
-    monkeypatch.setattr(attention, "_CLASSES", {})
-    monkeypatch.setattr(attention, "LAYER_CLASSES", [])
+    monkeypatch.setattr(layer_classes, "_CLASSES", {})
+    monkeypatch.setattr(layer_classes, "LAYER_CLASSES", [])
     with pytest.raises(
         CheckpointMismatchError,
         match=r"layer 'encoder\.0' was served by a forward of its own, without key, query, but here it would be served by the "

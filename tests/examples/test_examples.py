@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "__init__.py")
 TRAINING = [path for path in SCRIPTS if path.name.startswith("run_")]
 

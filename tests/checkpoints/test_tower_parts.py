@@ -16,7 +16,7 @@ from hf_synthesizer.layers.mixin import SynthesizerMixin
 from tests.helpers.models import randomize
 from tests.patching.test_towers import clip, given, llava, siglip
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WHOLE = {"CLIP": clip, "Siglip": siglip}
 LAYERS: dict[str, Any] = {"both": None, "vision": {"vision_model": True}, "text": {"text_model": True}}
 CASES = [(name, layers) for name in WHOLE for layers in LAYERS]

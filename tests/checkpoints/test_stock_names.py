@@ -24,9 +24,9 @@ from hf_synthesizer.layers.mixin import SynthesizerMixin
 from hf_synthesizer.layers.model_types import served_types
 from tests.helpers.layers import TEXT
 from tests.helpers.models import build, first_output
-from tests.test_transfer_faces import tiny_models
+from tests.transfer.test_transfer_layers import tiny_models
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 VIT = "ViTForImageClassification"
 
 

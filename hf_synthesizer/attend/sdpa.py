@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from ..device.tracing import on_processor, traced
 from ..logits.masks import AttentionMask
+from ..logits.positions import exporting
 from .terms import Terms
 
 
@@ -59,13 +60,19 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     query, key, value = _as_wide(query, key, value)
     causal = mask.causal_offset is not None
     if causal and bias is None and mask.keep is None and _is_zero(mask.causal_offset):
-        attention_mask = None
+        attention_mask = visible = None
     else:
         causal = False
         visible = mask.visible(query.shape[-2], key.shape[-2], query.device)
         attention_mask = visible if bias is None else bias.to(value.dtype)
         if bias is not None and visible is not None:
             attention_mask = attention_mask.masked_fill(~visible, float("-inf"))  # type: ignore[union-attr]
+    seeing = None
+    if exporting() and attention_mask is not None and visible is not None:
+        # A runtime need not agree with torch on a softmax of −inf alone: no row has one, and who sees nobody gets 0.
+        least = torch.finfo(value.dtype).min
+        attention_mask = torch.where(visible, value.new_zeros(()) if bias is None else attention_mask, least)
+        seeing = visible.any(-1, keepdim=True)
     if attention_mask is not None:
         attention_mask = attention_mask.expand(value.shape[0], *attention_mask.shape[1:])
         if attention_mask.shape[-2] == 1:
@@ -73,6 +80,8 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     output = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, is_causal=causal, scale=1.0
     )
+    if seeing is not None:
+        output = output * seeing
     return output[..., : output.shape[-1] - padding] if padding > 0 else output
 
 

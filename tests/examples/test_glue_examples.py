@@ -70,6 +70,11 @@ def test_a_task_is_named_by_either_flag(flag: str) -> None:
         parse((DataArguments,), ["--task_n=mrpc"])
 
 
+def test_the_loop_refuses_a_flag_that_is_cut_short(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="There is no --task_n; did you mean --task"):
+        run_glue_no_trainer.main(flags(model_dir, tmp_path, "--task_n=mrpc"))
+
+
 @pytest.mark.parametrize("name", ["stsb", "copa"])
 def test_only_a_trained_head_teaches_its_answers(name: str, model_dir: Path, glue_dir: Path, tmp_path: Path) -> None:
     task = [f"--task_name={name}", f"--glue_dir={glue_dir}"]

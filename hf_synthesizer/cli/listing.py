@@ -1,4 +1,4 @@
-"""`variants` and `model_types`: what there is."""
+"""`variants` and `model-types`: what there is."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def model_types(json: Json = False) -> None:
 
     \b
     Example:
-      hf-synthesizer model types | grep llama
+      hf-synthesizer model-types | grep llama
     """
     from ..layers import list_model_types
     from ..layers.model_types import served_types

@@ -14,7 +14,7 @@ from math import isqrt
 import torch
 from torch.nn import functional
 
-from ..device.tracing import without_autocast
+from ..device.autocast import without_autocast
 from .base import Choice
 from .tokens import Tokens
 

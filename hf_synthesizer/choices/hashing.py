@@ -25,7 +25,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from ..device.tracing import traced, without_autocast
+from ..device.autocast import without_autocast
+from ..device.tracing import traced
 from . import pairs
 from .base import Choice
 from .tokens import Tokens

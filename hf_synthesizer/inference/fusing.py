@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ..config import ranges
+from ..device.offloading import require_in_memory
 from ..errors import FusedModelError, InvalidConfigError
-from ..offloading import require_in_memory
 from ..synthesizers import HeadGroups, Synthesizer
 from .fused import FusedSynthesizer
 

@@ -14,11 +14,11 @@ from ..attend import attend
 from ..checkpoints.guard import Guard
 from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..device.matmul import linear
+from ..device.offloading import require_in_memory
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..logits.forms import Logits
 from ..logits.masks import AttentionMask
 from ..logits.positions import Positions, exporting
-from ..offloading import require_in_memory
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
 from ..synthesizers.base import LOADED
 from ..synthesizers.registry import get_variant

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
+from ..device.offloading import require_in_memory
 from ..errors import (
     AlreadyPatchedError,
     CheckpointMismatchError,
@@ -21,7 +22,6 @@ from ..errors import (
 )
 from ..layers.mixin import SynthesizerMixin
 from ..models import config_class, is_patched, is_stock_model, model_class
-from ..offloading import require_in_memory
 from ..peft import require_no_adapters
 from .attention_layers import AttentionLayer, find_attention_layers
 from .changes import Samples, changed_weights, sample_weights

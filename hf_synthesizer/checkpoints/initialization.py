@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
 from ..synthesizers.base import LOADED
-from .guard import Guard
 
 
 def initialize_layers(model: PreTrainedModel) -> None:

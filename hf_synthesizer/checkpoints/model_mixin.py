@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
+from ..layers.guard import Guard
 from ..layers.mixin import SINCE_THEN
 from ..synthesizers.base import LOADED
-from .guard import Guard
 from .initialization import initialize_layers
 
 _BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
@@ -77,8 +77,10 @@ class SynthesizerModelMixin:
                 or belongs to another patch; when a file is damaged; when a description is newer than this version or unknown to it.
         """
         from .conversions import has_names_of_memory, names_of_memory
-        from .files import require_own_files
-        from .matching import align, reading, require_match, require_safetensors, unify_precision
+        from .explained_errors import explain_load_errors
+        from .files import require_own_files, require_safetensors
+        from .loaded_weights import align_in_memory, unify_precision
+        from .matching import require_match
 
         name = pretrained_model_name_or_path
         wants_info = kwargs.pop("output_loading_info", False)
@@ -98,14 +100,14 @@ class SynthesizerModelMixin:
                 **kwargs,
             )
 
-        with reading(name, **hub_arguments):
+        with explain_load_errors(name, **hub_arguments):
             model, info = load()
             if has_names_of_memory(model, info):
                 with names_of_memory():
                     model, info = load()
         require_match(model, info, name, ignore_mismatched)
         unify_precision(model)
-        align(model)
+        align_in_memory(model)
         return (model, info) if wants_info else model
 
     @staticmethod
@@ -147,7 +149,8 @@ class SynthesizerModelMixin:
         from ..patching.dropped import describe_what_is_there
         from .auto import auto_map
         from .conversions import stock_names
-        from .matching import pushing, require_plain_tensors
+        from .explained_errors import explain_push_errors
+        from .files import require_plain_tensors
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
@@ -156,7 +159,7 @@ class SynthesizerModelMixin:
         state_dict = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
         require_plain_tensors(self, state_dict)  # type: ignore[arg-type]
         repo_id = kwargs.get("repo_id", Path(save_directory).name) if kwargs.get("push_to_hub") else None
-        pushed = pushing(self, repo_id) if repo_id else nullcontext()  # type: ignore[arg-type]
+        pushed = explain_push_errors(self, repo_id) if repo_id else nullcontext()  # type: ignore[arg-type]
         with auto_map(self), stock_names(self, list(state_dict)), pushed:  # type: ignore[arg-type]
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
         if is_main_process:
@@ -164,9 +167,9 @@ class SynthesizerModelMixin:
 
     def push_to_hub(self, repo_id: str, *args: Any, **kwargs: Any) -> Any:
         """As Transformers' own, with our card; a failure leaves model and files as they were, and says so."""
-        from .matching import pushing
+        from .explained_errors import explain_push_errors
 
-        with pushing(self, repo_id):  # type: ignore[arg-type]
+        with explain_push_errors(self, repo_id):  # type: ignore[arg-type]
             return super().push_to_hub(repo_id, *args, **kwargs)  # type: ignore[misc]
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:

@@ -15,10 +15,10 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
-from ..checkpoints.guard import Guard
 from ..config import LayerConfig
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..layers import find_layer_class, synthesizer_class
+from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
 from ..layers.stock_forward import StockForwardLayer
 from .attention_layers import AttentionLayer

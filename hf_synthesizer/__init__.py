@@ -14,7 +14,8 @@ from .version import __version__ as __version__
 _WHERE = {
     ".layers.standalone": ("SynthesizerAttention",),
     ".config": ("SynthesizerConfig",),
-    ".patching.counting": ("count_flops", "count_parameters"),
+    ".measuring.flops": ("count_flops",),
+    ".synthesizers.parameters": ("count_parameters",),
     ".errors": (
         "AlreadyPatchedError", "CheckpointMismatchError", "FusedModelError", "InvalidConfigError", "NoMatchingLayerError",
         "NotPatchedError", "SequenceTooLongError", "SynthesizerError", "UnknownVariantError", "UnsupportedModelError",

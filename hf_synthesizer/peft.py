@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 
 from .checkpoints.model_mixin import stock_class
 from .errors import CheckpointMismatchError, NotPatchedError, UnsupportedModelError
+from .layers.attention_layers import find_attention_layers
 from .layers.mixin import SynthesizerMixin
 from .layers.projections import find_projection_names
-from .patching.attention_layers import find_attention_layers
-from .patching.sentence_transformers import model_in
+from .layers.sentence_transformers import model_in
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

@@ -16,10 +16,10 @@ from benchmarks.model_types.tiny_models import NotBuilt, Tiny, build, run
 from hf_synthesizer import models, patch_model
 from hf_synthesizer.errors import InvalidConfigError, SequenceTooLongError, SynthesizerError
 from hf_synthesizer.layers import synthesizer_class
+from hf_synthesizer.layers.attention_layers import AttentionLayer, find_attention_layers
 from hf_synthesizer.layers.lengths import known_length
 from hf_synthesizer.layers.mixin import SynthesizerMixin
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
-from hf_synthesizer.patching.attention_layers import AttentionLayer, find_attention_layers
 from hf_synthesizer.patching.max_length import config_of
 
 FIELDS = ("model_type", "model", "attention", "stacks", "layer_class", "status", "why", *LAWS, "transformers")

@@ -17,12 +17,12 @@ from transformers.modelcard import (
 )
 
 from ..config import HeadGroupsConfig, LayerConfig, ranges
+from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
-from ..patching.attention_layers import find_attention_layers
-from ..patching.counting import count_parameters
 from ..patching.report import patch_report
 from ..patching.swap import TAGS
 from ..synthesizers.mixture import MixtureSynthesizer
+from ..synthesizers.parameters import count_parameters
 from ..synthesizers.registry import get_variant
 from ..version import HOW_TO_INSTALL
 from .auto import serving_auto_classes

@@ -16,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
-from ..patching.attention_layers import find_attention_layers
 from .whole_files import write_whole
 
 logger = logging.get_logger(__name__)

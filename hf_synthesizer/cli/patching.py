@@ -164,7 +164,7 @@ def require_layers(model: Any, plan: Path) -> None:
     Raises:
         CommandError: where it was made for another.
     """
-    from ..patching.attention_layers import find_attention_layers
+    from ..layers.attention_layers import find_attention_layers
 
     measured, layers = read_plan(plan).costs, len(find_attention_layers(model)[0])
     if measured and len(measured) != layers:

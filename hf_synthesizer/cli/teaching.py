@@ -81,7 +81,7 @@ def suggest(
     options = options_of(option, max_length)
     with working():
         from ..config import SynthesizerConfig
-        from ..patching.sentence_transformers import model_in
+        from ..layers.sentence_transformers import model_in
         from ..transfer import suggest_heads, suggest_layers
         from ..transfer.texts import read_texts, text_batches
 

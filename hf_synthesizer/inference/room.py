@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import SequenceTooLongError
+from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
-from ..patching.attention_layers import find_attention_layers
 
 NAMED = "_synthesizer_names_length"
 """On the configuration of one call: whether its caller said how many tokens to generate."""

@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import SequenceTooLongError
+from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
+from ..layers.sentence_transformers import model_in
 from ..models import stock_of
-from ..patching.attention_layers import find_attention_layers
-from ..patching.counting import count_flops
 from ..patching.report import PatchReport, patch_report
-from ..patching.sentence_transformers import model_in
+from .flops import count_flops
 
 LENGTHS = (128, 512, 2048)
 

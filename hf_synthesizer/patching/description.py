@@ -8,8 +8,8 @@ from typing import Any
 
 from ..config import HeadGroupsConfig, SynthesizerConfig
 from ..errors import CheckpointMismatchError, SynthesizerError
+from ..layers.attention_layers import AttentionLayer
 from ..version import HOW_TO_INSTALL
-from .attention_layers import AttentionLayer
 from .plan import Plan
 from .served import Served
 

@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import SynthesizerError, UnsupportedModelError
+from ..layers.attention_layers import AttentionLayer, find_attention_layers
 from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
-from .attention_layers import AttentionLayer, find_attention_layers
 from .description import plan_to_json
 from .served import PLACE
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean, first_line
+from ..layers.attention_layers import AttentionLayer
 from ..layers.projections import query_heads
 from ..synthesizers.registry import variant_options
-from .attention_layers import AttentionLayer
 
 MOST_LAYERS = 10_000
 """In one range of a command line: more than any model has, and few enough to be listed."""

@@ -20,16 +20,16 @@ from ..errors import (
     NotPatchedError,
     UnsupportedModelError,
 )
+from ..layers.attention_layers import AttentionLayer, find_attention_layers
 from ..layers.mixin import SynthesizerMixin
+from ..layers.sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts
 from ..models import config_class, is_patched, is_stock_model, model_class
 from ..peft import require_no_adapters
-from .attention_layers import AttentionLayer, find_attention_layers
 from .changes import Samples, changed_weights, sample_weights
 from .description import Description, plan_from_json, plan_to_json
 from .max_length import with_lengths
 from .own_config import OwnConfig, replace_configs
 from .plan import Layers, Plan, Spec, make_plan, with_heads
-from .sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts
 from .served import PLACE, Served, build_layer
 from .towers import stacks_here
 

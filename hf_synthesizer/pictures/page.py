@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError
-from ..patching.sentence_transformers import model_in
+from ..layers.sentence_transformers import model_in
 from .recorded import LayerWeights, longest_of, record, tokenizer_for, words_of
 from .tables import Table, in_words, tables_of
 

@@ -126,6 +126,10 @@ class Synthesizer(nn.Module):
         batch, length, _ = projected.shape
         return projected.view(batch, length, self.num_heads, -1).transpose(1, 2)
 
+    def copied_parameters(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Weights that `named_parameters` does not list: of each its name, the tensor, and whether it is trained."""
+        return iter(())
+
     def extra_repr(self) -> str:
         shown = {"num_heads": self.num_heads, "max_length": self.max_length, **self.config.non_default()}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())

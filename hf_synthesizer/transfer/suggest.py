@@ -17,10 +17,10 @@ from transformers.utils import logging
 from ..checkpoints.fresh_heads import fresh_weights
 from ..config import SynthesizerConfig
 from ..errors import AlreadyPatchedError
+from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
 from ..layers.projections import query_heads, value_heads
-from ..patching.attention_layers import find_attention_layers
-from ..patching.sentence_transformers import model_in
+from ..layers.sentence_transformers import model_in
 from ..patching.swap import patch_model
 from .closed_forms import has_closed_form
 from .distill import answers_of, relative_error, states_of, weight_losses

@@ -80,7 +80,7 @@ class ModelType:
         pass
 
 
-def is_patched(config: PreTrainedConfig) -> bool:
+def describes_patch(config: PreTrainedConfig) -> bool:
     """Whether a config describes a patched model."""
     return type(config).model_type.startswith(MODEL_TYPE_PREFIX)
 

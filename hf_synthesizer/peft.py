@@ -11,6 +11,7 @@ from .checkpoints.model_mixin import stock_class
 from .errors import CheckpointMismatchError, NotPatchedError, UnsupportedModelError
 from .layers.attention_layers import find_attention_layers
 from .layers.mixin import SynthesizerMixin
+from .layers.patched import is_patched
 from .layers.projections import find_projection_names
 from .layers.sentence_transformers import model_in
 
@@ -141,7 +142,7 @@ def require_no_adapters(model: PreTrainedModel) -> None:
 
 
 def _require_patched(model: PreTrainedModel, otherwise: str) -> None:
-    if not any(isinstance(module, SynthesizerMixin) for module in model.modules()):
+    if not is_patched(model):
         raise NotPatchedError(
             f"This {type(model).__name__} holds no synthesized attention. Call patch_model() on it first, or load the "
             f"patched checkpoint; {otherwise}."

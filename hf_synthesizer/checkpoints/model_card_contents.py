@@ -19,6 +19,7 @@ from transformers.modelcard import (
 from ..config import HeadGroupsConfig, LayerConfig, ranges
 from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
+from ..layers.patched import max_text_length
 from ..patching.report import patch_report
 from ..patching.swap import TAGS
 from ..synthesizers.mixture import MixtureSynthesizer
@@ -27,7 +28,6 @@ from ..synthesizers.registry import get_variant
 from ..version import HOW_TO_INSTALL
 from .auto import serving_auto_classes
 from .model_mixin import stock_class
-from .tokenizer_length import longest_input
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -115,7 +115,7 @@ def card_section(model: PreTrainedModel, repo_id: str, trainer: Trainer | None) 
         swapped=len(report.swapped),
         total=len(report.layers),
         variants=_variants(model),
-        longest=longest_input(model),
+        longest=max_text_length(model),
         logits_before=sum(layer.before for layer in report.swapped),
         logits_after=sum(layer.after for layer in report.swapped),
         parameters_before=report.parameters_before,

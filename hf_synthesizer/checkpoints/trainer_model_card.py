@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
 from ..errors import NotPatchedError
-from ..layers.mixin import SynthesizerMixin
+from ..layers.patched import is_patched
 from .model_card import EMPTY, FILE, merge_metadata, own_words, write_model_card
 from .tokenizer_length import shorten
 from .whole_files import write_whole
@@ -31,7 +31,7 @@ def attach_model_card(trainer: Trainer) -> None:
         NotPatchedError: when the trainer's model is not patched.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
-    if not any(isinstance(module, SynthesizerMixin) for module in model.modules()):
+    if not is_patched(model):
         raise NotPatchedError(
             f"attach_model_card() describes synthesized layers, but the trainer's {type(model).__name__} has none. "
             f"Call patch_model() on the model before the Trainer is made."

@@ -175,14 +175,15 @@ def require_layers(model: Any, plan: Path) -> None:
 
 def save(model: Any, source: str, output: Path) -> bool:
     """Write a model, the tokenizer that its source has, and what makes a SentenceTransformer of it; whether it has a tokenizer."""
-    from ..checkpoints.tokenizer_length import longest_input, shorten
+    from ..checkpoints.tokenizer_length import shorten
+    from ..layers.patched import max_text_length
 
     model.save_pretrained(output)
     tokenizer = find_tokenizer(source)
     if tokenizer is not None:
         shorten(tokenizer, model)
         tokenizer.save_pretrained(output)
-    keep_sentence_files(source, output, longest_input(model))
+    keep_sentence_files(source, output, max_text_length(model))
     return tokenizer is not None
 
 

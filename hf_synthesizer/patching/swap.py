@@ -21,9 +21,9 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..layers.attention_layers import AttentionLayer, find_attention_layers
-from ..layers.mixin import SynthesizerMixin
+from ..layers.patched import is_patched, synthesized_layers
 from ..layers.sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts
-from ..models import config_class, is_patched, is_stock_model, model_class
+from ..models import config_class, describes_patch, is_stock_model, model_class
 from ..peft import require_no_adapters
 from .changes import Samples, changed_weights, sample_weights
 from .description import Description, plan_from_json, plan_to_json
@@ -99,7 +99,7 @@ def _patch(model: PreTrainedModel, variant: Spec, layers: Layers, options: dict[
     attention_layers, _ = find_attention_layers(model)
     require_no_adapters(model)
     require_whole_layers(model)
-    if any(isinstance(module, SynthesizerMixin) for module in model.modules()):
+    if is_patched(model):
         raise AlreadyPatchedError(
             f"This {type(model).__name__} is patched already. To patch several layers differently, say so in one call, "
             f"patch_model(model, {{0: 'random', 1: 'dense'}}); to start again, call unpatch_model(model) first."
@@ -153,7 +153,7 @@ def _unpatch(model: PreTrainedModel) -> None:
     require_in_memory(model, f"This {type(model).__name__} cannot be unpatched")
     undo: Undo | None = model.__dict__.get(_UNDO)
     if undo is None:
-        patched = any(isinstance(module, SynthesizerMixin) for module in model.modules())
+        patched = is_patched(model)
         reason = (
             "it was loaded from a patched checkpoint, or one of its submodules was patched: load the base checkpoint "
             "for the stock model, or call unpatch_model on what patch_model was called on"
@@ -169,7 +169,7 @@ def _unpatch(model: PreTrainedModel) -> None:
             len(changed),
             changed[0],
         )
-    twins = [(name, module) for name, module in model.named_modules() if isinstance(module, SynthesizerMixin)]
+    twins = list(synthesized_layers(model))
     for name, twin in twins:
         stock = undo.modules.get(twin.__dict__.get(PLACE, (name,))[0])
         if stock is None:  # put there since
@@ -256,7 +256,7 @@ def _install(
         and (module is model or is_stock_model(type(module)))
     }
     undo = Undo(tags=model.model_tags, model_classes={name: type(module) for name, module in models.items()})
-    if not is_patched(model.config):  # one that is built from a checkpoint's config has it already
+    if not describes_patch(model.config):  # one that is built from a checkpoint's config has it already
         served = {
             attention_layer.label: twins[attention_layer.name].__dict__["served"]
             for attention_layer in attention_layers

@@ -97,12 +97,6 @@ def attention_of(module: nn.Module) -> str:
     return module.synthesizer.config.variant if isinstance(module, SynthesizerMixin) else STOCK
 
 
-def longest_of(model: nn.Module) -> int | None:
-    """How many tokens the synthesized layers of a model take; None where there are none."""
-    modules = [module for module in model.modules() if isinstance(module, SynthesizerMixin)]
-    return min((module.synthesizer.config.max_length or 0 for module in modules), default=None)
-
-
 def tokenizer_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
     """The given tokenizer, or the one beside the checkpoint that the model was loaded from.
 

@@ -13,7 +13,7 @@ from .version import __version__ as __version__
 
 _WHERE = {
     ".layers.standalone": ("SynthesizerAttention",),
-    ".config": ("SynthesizerConfig",),
+    ".synthesizers.config": ("SynthesizerConfig",),
     ".measuring.flops": ("count_flops",),
     ".synthesizers.parameters": ("count_parameters",),
     ".errors": (

@@ -32,8 +32,8 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 import hf_synthesizer
 from benchmarks.measurements.grid import NotServed
 from hf_synthesizer import SynthesizerBertSelfAttention, SynthesizerConfig
-from hf_synthesizer.config import layer_config
 from hf_synthesizer.device.matmul import linear, product
+from hf_synthesizer.synthesizers.config import layer_config
 
 WIDTH, HEADS = 768, 12
 STOCK, SAME_LIBRARY = "stock sdpa", "stock sdpa, same library"

@@ -16,12 +16,12 @@ from transformers.modelcard import (
     parse_log_history,
 )
 
-from ..config import HeadGroupsConfig, LayerConfig, ranges
 from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
 from ..layers.patched import max_text_length
 from ..patching.report import patch_report
 from ..patching.swap import TAGS
+from ..synthesizers.config import HeadGroupsConfig, LayerConfig, ranges
 from ..synthesizers.mixture import MixtureSynthesizer
 from ..synthesizers.parameters import count_parameters
 from ..synthesizers.registry import get_variant

@@ -80,8 +80,8 @@ def suggest(
         raise typer.BadParameter(f"--budget {budget}: several budgets are for --by heads; give one share or number.")
     options = options_of(option, max_length)
     with working():
-        from ..config import SynthesizerConfig
         from ..layers.sentence_transformers import model_in
+        from ..synthesizers.config import SynthesizerConfig
         from ..transfer import suggest_heads, suggest_layers
         from ..transfer.texts import read_texts, text_batches
 

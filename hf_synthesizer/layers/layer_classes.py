@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from ..config import HeadGroupsConfig, LayerConfig
 from ..errors import InvalidConfigError, UnsupportedModelError
+from ..synthesizers.config import HeadGroupsConfig, LayerConfig
 from ..synthesizers.stock_weights import is_quantized
 from .even_attention import equals_stock
 from .projections import find_projection_names, head_dim, query_heads, value_heads

@@ -11,7 +11,6 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ..attend import attend
-from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..device.matmul import linear
 from ..device.offloading import require_in_memory
 from ..errors import CheckpointMismatchError, UnsupportedModelError
@@ -20,6 +19,7 @@ from ..logits.masks import AttentionMask
 from ..logits.positions import Positions, exporting
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
 from ..synthesizers.base import LOADED
+from ..synthesizers.config import LayerConfig, SynthesizerConfig, layer_config
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .caching import dropped_tokens, extend, require_known_arguments

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import HeadGroupsConfig, SynthesizerConfig
 from ..errors import CheckpointMismatchError, SynthesizerError
 from ..layers.attention_layers import AttentionLayer
+from ..synthesizers.config import HeadGroupsConfig, SynthesizerConfig
 from ..version import HOW_TO_INSTALL
 from .plan import Plan
 from .served import Served

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean, first_line
 from ..layers.attention_layers import AttentionLayer
 from ..layers.projections import query_heads
+from ..synthesizers.config import LayerConfig, SynthesizerConfig, layer_config
 from ..synthesizers.registry import variant_options
 
 MOST_LAYERS = 10_000

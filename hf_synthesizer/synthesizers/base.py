@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..config import SynthesizerConfig
 from ..errors import UnsupportedModelError
 from ..logits.forms import Logits
 from ..logits.positions import Positions
+from .config import SynthesizerConfig
 
 LOADED = "_is_hf_initialized"
 """How Transformers marks a tensor that came from a checkpoint, and a module that is initialised."""

@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..checkpoints.fresh_heads import fresh_weights
-from ..config import SynthesizerConfig
 from ..errors import AlreadyPatchedError
 from ..layers.attention_layers import find_attention_layers
 from ..layers.patched import is_patched
 from ..layers.projections import query_heads, value_heads
 from ..layers.sentence_transformers import model_in
 from ..patching.swap import patch_model
+from ..synthesizers.config import SynthesizerConfig
 from .closed_forms import has_closed_form
 from .distill import answers_of, relative_error, states_of, weight_losses
 from .head_gates import HeadGates, gated

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from hf_synthesizer import SynthesizerConfig, SynthesizerError
-from hf_synthesizer.config import HeadGroupsConfig
 from hf_synthesizer.patching import swap
+from hf_synthesizer.synthesizers.config import HeadGroupsConfig
 from hf_synthesizer.synthesizers.registry import get_variant
 
 KINDS = {

@@ -6,22 +6,16 @@ Each stands in this module under its name, so that it can be imported and pickle
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
-from functools import cache
-from types import ModuleType
 from typing import Any, cast
 
-import transformers
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 from .errors import UnsupportedModelError
 from .layers.layer_classes import synthesizer_class
+from .layers.stock_classes import PREFIX, find_attention, find_config_or_model
 
-PREFIX = "Synthesizer"
 MODEL_TYPE_PREFIX = "synthesizer_"
 
 
@@ -39,27 +33,17 @@ def __getattr__(name: str) -> type:
 
 def _make(stock_name: str) -> type:
     """The synthesized class of the stock class of that name."""
-    own = _OUTSIDE.get(stock_name)
-    found = own if own is not None else _in_transformers(stock_name)
-    if isinstance(found, type) and issubclass(found, PreTrainedConfig):
-        return config_class(found)
-    if isinstance(found, type) and issubclass(found, PreTrainedModel):
-        return model_class(found)
+    stock = find_config_or_model(stock_name)
+    if isinstance(stock, type) and issubclass(stock, PreTrainedConfig):
+        return config_class(stock)
+    if isinstance(stock, type) and issubclass(stock, PreTrainedModel):
+        return model_class(stock)
     keeps_stock_forward, as_saved = stock_name.endswith("WithStockForward"), stock_name.endswith("AsSaved")
-    stock = _stock_attention(stock_name.removesuffix("WithStockForward").removesuffix("AsSaved"))
-    return synthesizer_class(stock, keeps_stock_forward=keeps_stock_forward, as_saved=as_saved)
+    attention = find_attention(stock_name.removesuffix("WithStockForward").removesuffix("AsSaved"))
+    return synthesizer_class(attention, keeps_stock_forward=keeps_stock_forward, as_saved=as_saved)
 
 
-_OUTSIDE: dict[str, type] = {}
-"""Stock classes that are not Transformers' own, by name."""
-
-
-def adopt(*classes: type) -> None:
-    """Let classes from outside Transformers be found by their names."""
-    _OUTSIDE.update({cls.__name__: cls for cls in classes})
-
-
-class ModelType:
+class SynthesizerModelType:
     """The `model_type` of a synthesized config class: a class is asked what a checkpoint says, an object what its model is.
 
     - `SynthesizerWhisperConfig.model_type` is "synthesizer_whisper". Transformers reads it off the class to write
@@ -99,7 +83,7 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
                 "__doc__": f"`{stock.__name__}`, and which layers are synthesized and how.",
                 "__annotations__": {"synthesizer": "dict | None"},
                 "synthesizer": None,
-                "model_type": ModelType(stock.model_type),
+                "model_type": SynthesizerModelType(stock.model_type),
                 "base_model_tp_plan": _without_attention(stock.base_model_tp_plan),
             },
         )
@@ -144,78 +128,6 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         return made
 
     return _kept(stock, make)
-
-
-def is_stock_model(cls: type) -> bool:
-    """Whether a class is one that a patched checkpoint can be loaded into again: Transformers' own, or registered."""
-    if not issubclass(cls, PreTrainedModel) or cls.config_class is None:
-        return False
-    if _OUTSIDE.get(cls.__name__) is cls:
-        return True
-    return cls.__module__.startswith("transformers.") and getattr(transformers, cls.__name__, None) is cls
-
-
-def name_of_attention(stock: type[nn.Module]) -> str:
-    """What the synthesized class of an attention class is called: its model's name is in it, if need be in front."""
-    if _OUTSIDE.get(stock.__name__) is stock:
-        return PREFIX + stock.__name__
-    for prefix in _prefixes(stock.__name__):
-        if getattr(_modeling(prefix), stock.__name__, None) is stock:
-            return PREFIX + stock.__name__
-    folder = stock.__module__.rpartition(".")[0].rpartition(".")[2]
-    own = [prefix for prefix, model_type in _model_types().items() if model_type_to_module_name(model_type) == folder]
-    return PREFIX + min(own, key=len, default="") + stock.__name__
-
-
-def _stock_attention(name: str) -> type[nn.Module]:
-    """The inverse of `name_of_attention`."""
-    if name in _OUTSIDE:
-        return _OUTSIDE[name]
-    broken = []
-    for prefix in _prefixes(name):
-        modeling = _modeling(prefix)
-        if isinstance(modeling, ImportError):
-            broken.append(f"{prefix}'s could not be imported: {modeling}")
-            continue
-        found = getattr(modeling, name, None) or getattr(modeling, name.removeprefix(prefix), None)
-        if isinstance(found, type):
-            return found
-    raise LookupError("; ".join([f"no modeling file of transformers defines {name!r}", *broken]))
-
-
-def _in_transformers(name: str) -> Any:
-    """A class that Transformers exports, or a config of a model type."""
-    if name.endswith("Config"):
-        for model_type, config_name in CONFIG_MAPPING_NAMES.items():
-            if config_name == name:
-                module = importlib.import_module(f"transformers.models.{model_type_to_module_name(model_type)}")
-                return getattr(module, name, None) or getattr(transformers, name)
-    return getattr(transformers, name, None)
-
-
-def _prefixes(name: str) -> list[str]:
-    """The names of models that a class's name starts with, the longest first."""
-    return sorted((prefix for prefix in _model_types() if name.startswith(prefix)), key=len, reverse=True)
-
-
-@cache
-def _model_types() -> dict[str, str]:
-    """From a model's name in class names ("Llama") to its model type."""
-    return {re.sub("Config$", "", config): model_type for model_type, config in CONFIG_MAPPING_NAMES.items()}
-
-
-def _modeling(prefix: str) -> ModuleType | ImportError:
-    """The modeling file of a model, or why there is none: one that is broken must not be in the way of the others."""
-    model_type = _model_types()[prefix].replace("-", "_")
-    folder = model_type_to_module_name(_model_types()[prefix])
-    broken = ImportError(f"no modeling file in transformers.models.{folder}")
-    # A folder may have a file for each of several models (Data2Vec), or one for a tower (Idefics).
-    for name in (f"modeling_{model_type}", model_type.removeprefix(f"{folder}_"), f"modeling_{folder}"):
-        try:
-            return importlib.import_module(f"transformers.models.{folder}.{name}")
-        except ImportError as error:
-            broken = error
-    return broken
 
 
 def _kept(stock: type, make: Any) -> Any:

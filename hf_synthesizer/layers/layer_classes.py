@@ -12,6 +12,7 @@ from ..synthesizers.config import HeadGroupsConfig, LayerConfig
 from ..synthesizers.stock_weights import is_quantized
 from .even_attention import equals_stock
 from .projections import find_projection_names, head_dim, query_heads, value_heads
+from .stock_classes import name_of_attention
 from .stock_code import names_used, uses_attention_interface
 
 if TYPE_CHECKING:
@@ -205,8 +206,6 @@ def synthesizer_class(
     keeps_stock_forward = keeps_stock_forward or layer_class is None
     made = _CLASSES.get((stock, keeps_stock_forward))
     if made is None:
-        from ..models import name_of_attention
-
         bases: tuple[type, ...]
         if not keeps_stock_forward:
             bases = (layer_class, stock)  # type: ignore[assignment]

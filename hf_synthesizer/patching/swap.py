@@ -23,7 +23,8 @@ from ..errors import (
 from ..layers.attention_layers import AttentionLayer, find_attention_layers
 from ..layers.patched import is_patched, synthesized_layers
 from ..layers.sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts
-from ..models import config_class, describes_patch, is_stock_model, model_class
+from ..layers.stock_classes import is_stock_model
+from ..models import config_class, describes_patch, model_class
 from ..peft import require_no_adapters
 from .changes import Samples, changed_weights, sample_weights
 from .description import Description, plan_from_json, plan_to_json

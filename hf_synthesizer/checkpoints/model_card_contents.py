@@ -18,16 +18,14 @@ from transformers.modelcard import (
 
 from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
-from ..layers.patched import max_text_length
-from ..patching.report import patch_report
-from ..patching.swap import TAGS
+from ..layers.patch_report import patch_report
+from ..layers.patched import TAGS, max_text_length, stock_class
 from ..synthesizers.config import HeadGroupsConfig, LayerConfig, ranges
 from ..synthesizers.mixture import MixtureSynthesizer
 from ..synthesizers.parameters import count_parameters
 from ..synthesizers.registry import get_variant
 from ..version import HOW_TO_INSTALL
 from .auto import serving_auto_classes
-from .model_mixin import stock_class
 
 if TYPE_CHECKING:
     from transformers import Trainer

@@ -49,8 +49,8 @@ def patch(
       hf-synthesizer patch bert-base-uncased --plan plan.json --output converted
     """
     spec, options = spec_of(variant, plan), options_of(option, max_length)
+    from ..layers.patch_report import patch_report
     from ..patching.plan import parse_layers
-    from ..patching.report import patch_report
     from ..patching.swap import patch_model
 
     with working():

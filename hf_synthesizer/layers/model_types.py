@@ -14,11 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import InvalidConfigError, UnsupportedModelError
 from .hints import way_out
-from .stock_classes import is_stock_model, register_outside_classes
+from .stock_classes import CLASSES, is_stock_model, register_outside_classes
 from .stock_code import uses_attention_interface
 
-CLASSES = "hf_synthesizer.models"
-"""Where synthesized classes live."""
 SERVED = Path(__file__).parent / "served.csv"
 """Written by benchmarks/model_types/survey.py."""
 

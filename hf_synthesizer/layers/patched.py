@@ -10,7 +10,10 @@ from transformers import PreTrainedModel
 
 from .attention_layers import AttentionLayer, find_attention_layers
 from .mixin import SynthesizerMixin
+from .stock_classes import CLASSES
 
+TAGS = ("synthesizer", "hf_synthesizer")
+"""What a patched model is found by on the Hub. Trainer writes a model's tags into its card."""
 READS_TEXT = re.compile("text|language|decoder|lm")
 """What models of several stacks call the one that reads text."""
 
@@ -23,6 +26,16 @@ def synthesized_layers(model: nn.Module) -> Iterator[tuple[str, SynthesizerMixin
 def is_patched(model: nn.Module) -> bool:
     """Whether a model, or a part of one, holds a synthesized layer."""
     return any(isinstance(module, SynthesizerMixin) for module in model.modules())
+
+
+def patched_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The `SynthesizerXxx` class of a patched model; its own class may be a subclass that a wrapper made (FSDP2)."""
+    return next(cls for cls in type(model).__mro__ if cls.__module__ == CLASSES)
+
+
+def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The class that a patched model had before."""
+    return patched_class(model).__bases__[1]
 
 
 def max_length_of(model: nn.Module) -> int | None:

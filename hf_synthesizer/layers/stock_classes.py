@@ -15,6 +15,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, mo
 
 PREFIX = "Synthesizer"
 """What the names of synthesized classes begin with."""
+CLASSES = "hf_synthesizer.models"
+"""Where synthesized classes live."""
 
 _OUTSIDE: dict[str, type] = {}
 """Stock classes that are not Transformers' own, by name."""

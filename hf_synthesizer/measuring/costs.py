@@ -12,10 +12,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import SequenceTooLongError
 from ..layers.lengths import position_limit
+from ..layers.patch_report import PatchReport, patch_report
 from ..layers.patched import is_patched, max_length_of, synthesized_layers
 from ..layers.sentence_transformers import model_in
-from ..models import stock_of
-from ..patching.report import PatchReport, patch_report
+from ..models.classes import stock_of
 from .flops import count_flops
 
 LENGTHS = (128, 512, 2048)

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
+from ..checkpoints.changes import Samples, changed_weights, sample_weights
 from ..device.offloading import require_in_memory
 from ..errors import (
     AlreadyPatchedError,
@@ -21,12 +22,11 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..layers.attention_layers import AttentionLayer, find_attention_layers
-from ..layers.patched import is_patched, synthesized_layers
+from ..layers.patched import TAGS, is_patched, synthesized_layers
 from ..layers.sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts
 from ..layers.stock_classes import is_stock_model
-from ..models import config_class, describes_patch, model_class
-from ..peft import require_no_adapters
-from .changes import Samples, changed_weights, sample_weights
+from ..models.classes import config_class, describes_patch, model_class
+from .adapters import require_no_adapters
 from .description import Description, plan_from_json, plan_to_json
 from .max_length import with_lengths
 from .own_config import OwnConfig, replace_configs
@@ -37,9 +37,6 @@ from .towers import stacks_here
 logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
-
-TAGS = ("synthesizer", "hf_synthesizer")
-"""What a patched model is found by on the Hub. Trainer writes a model's tags into its card."""
 
 _UNDO = "_synthesizer_undo"
 

@@ -1,8 +1,4 @@
-"""The synthesized classes of every model type, made when they are first asked for: `SynthesizerLlamaForCausalLM`,
-`SynthesizerLlamaConfig`, `SynthesizerLlamaAttention`.
-
-Each stands in this module under its name, so that it can be imported and pickled, and found by a checkpoint's `auto_map`.
-"""
+"""The synthesized classes of stock classes: each is made when it is first asked for, and stands in `hf_synthesizer.models`."""
 
 from __future__ import annotations
 
@@ -12,27 +8,18 @@ from typing import Any, cast
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .errors import UnsupportedModelError
-from .layers.layer_classes import synthesizer_class
-from .layers.stock_classes import PREFIX, find_attention, find_config_or_model
-
-MODEL_TYPE_PREFIX = "synthesizer_"
-
-
-def __getattr__(name: str) -> type:
-    if not name.startswith(PREFIX):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return _make(name.removeprefix(PREFIX))
-    except (ImportError, LookupError) as error:
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}: the installed transformers has no class "
-            f"{name.removeprefix(PREFIX)!r} that could be synthesized ({error})"
-        ) from error
+from ..errors import UnsupportedModelError
+from ..layers.layer_classes import synthesizer_class
+from ..layers.stock_classes import CLASSES, PREFIX, find_attention, find_config_or_model
+from .model_types import MODEL_TYPE_PREFIX
 
 
-def _make(stock_name: str) -> type:
-    """The synthesized class of the stock class of that name."""
+def synthesized_class(stock_name: str) -> type:
+    """The synthesized class of the stock class of that name: of a config, a model or an attention layer.
+
+    Raises:
+        LookupError, ImportError: where the installed Transformers has none.
+    """
     stock = find_config_or_model(stock_name)
     if isinstance(stock, type) and issubclass(stock, PreTrainedConfig):
         return config_class(stock)
@@ -73,13 +60,13 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
 
     def make() -> type[PreTrainedConfig]:
-        from .patching.towers import TowerConfig
+        from .tower_config import TowerConfig
 
         return type(
             f"{PREFIX}{stock.__name__}",
             (TowerConfig, stock) if stock.base_config_key else (stock,),
             {
-                "__module__": __name__,
+                "__module__": CLASSES,
                 "__doc__": f"`{stock.__name__}`, and which layers are synthesized and how.",
                 "__annotations__": {"synthesizer": "dict | None"},
                 "synthesizer": None,
@@ -90,7 +77,7 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
 
     made = _kept(stock, make)
     if made not in _REGISTERED:
-        from .checkpoints.auto import register_auto_classes
+        from .registration import register_auto_classes
 
         _REGISTERED.add(made)
         register_auto_classes(stock, made)
@@ -115,11 +102,11 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     )  # which makes this class too, for Auto classes
 
     def make() -> type[PreTrainedModel]:
-        from .checkpoints.conversions import convert_as_stock
-        from .checkpoints.model_mixin import SynthesizerModelMixin
+        from ..checkpoints.conversions import convert_as_stock
+        from .model_mixin import SynthesizerModelMixin
 
         members = {
-            "__module__": __name__,
+            "__module__": CLASSES,
             "__doc__": f"`{stock.__name__}` with synthesized self-attention.",
             "config_class": own,
         }
@@ -135,7 +122,7 @@ def _kept(stock: type, make: Any) -> Any:
     made = _MADE.get(stock)
     if made is None:
         made = _MADE[stock] = make()
-        setattr(sys.modules[__name__], made.__name__, made)
+        setattr(sys.modules[CLASSES], made.__name__, made)
     return made
 
 

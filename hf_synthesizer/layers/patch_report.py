@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..layers.attention_layers import find_attention_layers
-from ..layers.mixin import SynthesizerMixin
-from ..layers.projections import find_projection_names, projection_of
-from ..layers.sentence_transformers import model_in
 from ..synthesizers.parameters import count_parameters
+from .attention_layers import find_attention_layers
+from .mixin import SynthesizerMixin
+from .projections import find_projection_names, projection_of
+from .sentence_transformers import model_in
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
 
     def make() -> type[PreTrainedConfig]:
-        from .tower_config import TowerConfig
+        from .towers import TowerConfig
 
         return type(
             f"{PREFIX}{stock.__name__}",

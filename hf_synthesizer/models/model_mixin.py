@@ -28,7 +28,7 @@ class SynthesizerModelMixin:
     """
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
-        from ..patching.swap import rebuild
+        from .installing import rebuild
 
         around = _BUILDING.get()
         token = _BUILDING.set(config)
@@ -150,7 +150,7 @@ class SynthesizerModelMixin:
         from ..checkpoints.conversions import stock_names
         from ..checkpoints.explained_errors import explain_push_errors
         from ..checkpoints.files import require_plain_tensors
-        from ..patching.dropped import describe_what_is_there
+        from .dropped import describe_what_is_there
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]

@@ -11,8 +11,8 @@ from torch import nn
 
 from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean, first_line
 from ..layers.attention_layers import AttentionLayer
-from ..layers.projections import query_heads
-from ..synthesizers.config import LayerConfig, SynthesizerConfig, layer_config
+from ..models.description import Plan, config_for_layer
+from ..synthesizers.config import LayerConfig, SynthesizerConfig
 from ..synthesizers.registry import variant_options
 
 MOST_LAYERS = 10_000
@@ -22,10 +22,6 @@ Variant = str | SynthesizerConfig | Sequence[SynthesizerConfig]
 """What a layer is asked to be: a variant, a configuration, or several for groups of its heads."""
 Spec = Variant | Mapping[int | str, Variant]
 Layers = Iterable[int] | slice | Callable[[str, nn.Module], bool] | Mapping[str, Any] | None
-
-
-Plan = dict[str, LayerConfig]
-"""From a attention layer's label to the configuration of its synthesizer."""
 
 
 def make_plan(attention_layers: list[AttentionLayer], spec: Spec, layers: Layers, options: dict[str, Any]) -> Plan:
@@ -74,8 +70,8 @@ def _configure(variant: Variant, options: dict[str, Any], attention_layer: Atten
     groups = _groups(variant)
     if groups is not None:
         own = [_one(group, {k: v for k, v in options.items() if k in _knows(group)}) for group in groups]
-        return with_heads(own, attention_layer)
-    return with_heads(_one(variant, options), attention_layer)  # type: ignore[arg-type]
+        return config_for_layer(own, attention_layer)
+    return config_for_layer(_one(variant, options), attention_layer)  # type: ignore[arg-type]
 
 
 def _one(variant: str | SynthesizerConfig, options: dict[str, Any]) -> SynthesizerConfig:
@@ -97,20 +93,6 @@ def _groups(variant: Variant) -> Sequence[SynthesizerConfig] | None:
             f"Groups of heads are given as a list of SynthesizerConfig(variant, heads=[…]), at least one; not {variant!r}."
         )
     return variant
-
-
-def with_heads(asked: SynthesizerConfig | Sequence[SynthesizerConfig], attention_layer: AttentionLayer) -> LayerConfig:
-    """What a layer is made of, held against the heads that it has.
-
-    Raises:
-        InvalidConfigError: for heads that it does not have, or that are named twice; the layer is named.
-    """
-    if isinstance(asked, SynthesizerConfig) and asked.heads is None:
-        return asked
-    try:
-        return layer_config(asked, query_heads(attention_layer.module))
-    except InvalidConfigError as error:
-        raise InvalidConfigError(f"Layer {attention_layer.label!r}: {error}") from error
 
 
 def _hybrid(attention_layers: list[AttentionLayer], spec: Mapping[Any, Variant]) -> dict[str, Variant]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import CheckpointMismatchError, SynthesizerError
+from ..errors import CheckpointMismatchError, InvalidConfigError, SynthesizerError
 from ..layers.attention_layers import AttentionLayer
-from ..synthesizers.config import HeadGroupsConfig, SynthesizerConfig
+from ..layers.projections import query_heads
+from ..synthesizers.config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
 from ..version import HOW_TO_INSTALL
-from .plan import Plan
 from .served import Served
 
 FORMAT_VERSION = 1
 WHERE = "the field 'synthesizer' of config.json"
 
 Rows = dict[str, list[Any]]
+
+Plan = dict[str, LayerConfig]
+"""From an attention layer's label to the configuration of its synthesizer."""
 
 
 @dataclass(frozen=True)
@@ -154,3 +157,19 @@ def _one_or_more(entries: list[Any], number: Any) -> Any:
     if not number:
         raise TypeError("a layer has an empty list of groups of heads")
     return [_one(entries, single) for single in number]
+
+
+def config_for_layer(
+    asked: SynthesizerConfig | Sequence[SynthesizerConfig], attention_layer: AttentionLayer
+) -> LayerConfig:
+    """What a layer is made of, held against the heads that it has.
+
+    Raises:
+        InvalidConfigError: for heads that it does not have, or that are named twice; the layer is named.
+    """
+    if isinstance(asked, SynthesizerConfig) and asked.heads is None:
+        return asked
+    try:
+        return layer_config(asked, query_heads(attention_layer.module))
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"Layer {attention_layer.label!r}: {error}") from error

@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional
 
 from ..device.autocast import without_autocast
-from .base import Choice
-from .tokens import Tokens
+from ..logits.choice import Choice
+from ..logits.tokens import Tokens
 
 ITERATIONS = 5
 

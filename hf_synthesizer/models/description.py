@@ -27,7 +27,7 @@ class Description:
     """What `config.json` says of a patched model.
 
     Attributes:
-        layers: by a layer's label what it is made of, but for what only a model knows: how many heads there are (`with_heads`).
+        layers: by a layer's label what it is made of, but for what only a model knows: how many heads there are (`config_for_layer`).
         served: by a layer's label how it is served; empty for checkpoints of before this was written.
         depths: how many layers each stack has, those that are left stock included.
     """

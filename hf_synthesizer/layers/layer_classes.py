@@ -12,7 +12,7 @@ from ..synthesizers.config import HeadGroupsConfig, LayerConfig
 from ..synthesizers.stock_weights import is_quantized
 from .even_attention import equals_stock
 from .projections import find_projection_names, head_dim, query_heads, value_heads
-from .stock_classes import name_of_attention
+from .stock_classes import CLASSES, name_of_attention
 from .stock_code import names_used, uses_attention_interface
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def synthesizer_class(
             + ("AsSaved" if layer_class is not found else ""),
             bases,
             {
-                "__module__": "hf_synthesizer.models",
+                "__module__": CLASSES,
                 "__doc__": f"`{stock.__name__}` with synthesized logits.",
                 "stock_class": stock,
                 **(_stock_forward_members(stock) if keeps_stock_forward else {}),

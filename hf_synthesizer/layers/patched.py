@@ -30,7 +30,7 @@ def is_patched(model: nn.Module) -> bool:
 
 def patched_class(model: PreTrainedModel) -> type[PreTrainedModel]:
     """The `SynthesizerXxx` class of a patched model; its own class may be a subclass that a wrapper made (FSDP2)."""
-    return next(cls for cls in type(model).__mro__ if cls.__module__ == CLASSES)
+    return next(cls for cls in type(model).__mro__ if cls.__module__ == CLASSES and "config_class" in vars(cls))
 
 
 def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:

@@ -8,10 +8,13 @@ from typing import Any, cast
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..checkpoints.conversions import convert_as_stock
 from ..errors import UnsupportedModelError
 from ..layers.layer_classes import synthesizer_class
 from ..layers.stock_classes import CLASSES, PREFIX, find_attention, find_config_or_model
+from .model_mixin import SynthesizerModelMixin
 from .model_types import MODEL_TYPE_PREFIX
+from .towers import TowerConfig
 
 
 def synthesized_class(stock_name: str) -> type:
@@ -60,8 +63,6 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
 
     def make() -> type[PreTrainedConfig]:
-        from .towers import TowerConfig
-
         return type(
             f"{PREFIX}{stock.__name__}",
             (TowerConfig, stock) if stock.base_config_key else (stock,),
@@ -75,13 +76,13 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
             },
         )
 
-    made = _kept(stock, make)
-    if made not in _REGISTERED:
+    cls = _kept(stock, make)
+    if cls not in _REGISTERED:
         from .registration import register_auto_classes
 
-        _REGISTERED.add(made)
-        register_auto_classes(stock, made)
-    return made
+        _REGISTERED.add(cls)
+        register_auto_classes(stock, cls)
+    return cls
 
 
 def _without_attention(plan: dict[str, str] | None) -> dict[str, str] | None:
@@ -97,22 +98,18 @@ _REGISTERED: set[type[PreTrainedConfig]] = set()
 
 def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """`SynthesizerXxx` of a model class, which builds the patched layers that its config describes."""
-    own = config_class(
-        cast(type[PreTrainedConfig], stock.config_class)
-    )  # which makes this class too, for Auto classes
+    # This makes the model class too, for Auto classes.
+    synthesizer_config = config_class(cast(type[PreTrainedConfig], stock.config_class))
 
     def make() -> type[PreTrainedModel]:
-        from ..checkpoints.conversions import convert_as_stock
-        from .model_mixin import SynthesizerModelMixin
-
         members = {
             "__module__": CLASSES,
             "__doc__": f"`{stock.__name__}` with synthesized self-attention.",
-            "config_class": own,
+            "config_class": synthesizer_config,
         }
-        made = type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
-        convert_as_stock(stock, made)
-        return made
+        cls = type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
+        convert_as_stock(stock, cls)
+        return cls
 
     return _kept(stock, make)
 

@@ -1,4 +1,4 @@
-"""Patched models as Transformers sees them: own model and config classes, so that a checkpoint cannot be mistaken."""
+"""What every class of a patched model has beside its stock class: how it is built, loaded, saved and pushed."""
 
 from __future__ import annotations
 

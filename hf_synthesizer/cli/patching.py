@@ -50,7 +50,7 @@ def patch(
     """
     spec, options = spec_of(variant, plan), options_of(option, max_length)
     from ..layers.patch_report import patch_report
-    from ..patching.plan import parse_layers
+    from ..patching.layer_text import parse_layers
     from ..patching.swap import patch_model
 
     with working():

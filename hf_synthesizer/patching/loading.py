@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from ..checkpoints.loaded_weights import align_in_memory
 from ..errors import UnsupportedModelError
-from .plan import Layers, Spec
+from .plan import Spec
+from .selection import Layers
 from .swap import patch_model
 
 

@@ -23,7 +23,8 @@ from ..models.own_config import replace_configs
 from ..models.served import PLACE
 from .adapters import require_no_adapters
 from .max_length import with_lengths
-from .plan import Layers, Spec, make_plan
+from .plan import Spec, make_plan
+from .selection import Layers
 
 logger = logging.get_logger(__name__)
 

@@ -83,9 +83,10 @@ coverage: $(TRITON_INSTALLED) ## run the tests, and write how much of the packag
 docs: $(INSTALLED) ## build the documentation site into docs/_build/html
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build/html
 
-lint: $(INSTALLED) ## check format and style, changing nothing
+lint: $(INSTALLED) ## check format, style and imports between rooms, changing nothing
 	$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff --quiet .; exit 1; }
 	$(BIN)/ruff check --quiet .
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(INSTALLED) ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -8,13 +8,14 @@ A name is imported when it is first used; the synthesized classes of each model 
 import importlib
 from typing import Any
 
-from .checkpoints.on_import import serve_when_imported
+from .models.on_import import serve_when_imported
 from .version import __version__ as __version__
 
 _WHERE = {
     ".layers.standalone": ("SynthesizerAttention",),
-    ".config": ("SynthesizerConfig",),
-    ".patching.counting": ("count_flops", "count_parameters"),
+    ".synthesizers.config": ("SynthesizerConfig",),
+    ".measuring.flops": ("count_flops",),
+    ".synthesizers.parameters": ("count_parameters",),
     ".errors": (
         "AlreadyPatchedError", "CheckpointMismatchError", "FusedModelError", "InvalidConfigError", "NoMatchingLayerError",
         "NotPatchedError", "SequenceTooLongError", "SynthesizerError", "UnknownVariantError", "UnsupportedModelError",
@@ -24,7 +25,7 @@ _WHERE = {
     ".models": ("SynthesizerBertSelfAttention", "SynthesizerT5Attention"),
     ".pictures": ("attention_page",),
     ".patching.loading": ("from_pretrained_patched",),
-    ".patching.report": ("patch_report",),
+    ".layers.patch_report": ("patch_report",),
     ".patching.swap": ("patch_model", "unpatch_model"),
     ".synthesizers": (
         "DenseSynthesizer", "DotProductSynthesizer", "FactorizedDenseSynthesizer", "FactorizedRandomSynthesizer",

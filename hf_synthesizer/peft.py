@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from .checkpoints.model_mixin import stock_class
-from .errors import CheckpointMismatchError, NotPatchedError, UnsupportedModelError
+from .errors import CheckpointMismatchError, NotPatchedError
+from .layers.attention_layers import find_attention_layers
 from .layers.mixin import SynthesizerMixin
+from .layers.patched import is_patched, stock_class
 from .layers.projections import find_projection_names
-from .patching.attention_layers import find_attention_layers
-from .patching.sentence_transformers import model_in
+from .layers.sentence_transformers import model_in
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -119,29 +118,8 @@ def load_lora(model: PreTrainedModel, adapter: Any, **kwargs: Any) -> PeftModel:
     )
 
 
-def require_no_adapters(model: PreTrainedModel) -> None:
-    """Raise `UnsupportedModelError` for a model into which PEFT has put adapters already.
-
-    They were chosen for the stock layers: the synthesizers would be neither trained nor saved with them.
-    """
-    if "peft" not in sys.modules:
-        return
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils import ModulesToSaveWrapper
-
-    adapted = (BaseTunerLayer, ModulesToSaveWrapper)
-    found = next((name for name, module in model.named_modules() if isinstance(module, adapted)), None)
-    if found is not None:
-        raise UnsupportedModelError(
-            f"This {type(model).__name__} has adapters of PEFT, the first at {found!r}, which would neither train nor save "
-            f"the synthesizers. Patch first, then add adapters: patch_model(model, …), then get_peft_model(model, "
-            f"lora_config_for(model)) with hf_synthesizer.peft. To patch what was trained so, merge it before: "
-            f"patch_model(peft_model.merge_and_unload(), …)."
-        )
-
-
 def _require_patched(model: PreTrainedModel, otherwise: str) -> None:
-    if not any(isinstance(module, SynthesizerMixin) for module in model.modules()):
+    if not is_patched(model):
         raise NotPatchedError(
             f"This {type(model).__name__} holds no synthesized attention. Call patch_model() on it first, or load the "
             f"patched checkpoint; {otherwise}."

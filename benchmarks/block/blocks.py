@@ -4,7 +4,7 @@ A block takes hidden states (B, L, 768) and a mask, and gives (B, L, 768). What 
 same for all of them.
 
 - `stock sdpa`, `stock eager`: Transformers' own `BertSelfAttention`; `stock sdpa, same library`: its three projections made by the
-  library that makes ours (`hf_synthesizer/matmul.py`), which is what every headline compares with.
+  library that makes ours (`hf_synthesizer/device/matmul.py`), which is what every headline compares with.
 - a variant, such as `dense+salience`: the same module with synthesized logits; `dense (fused)`: after
   `fuse_for_inference`.
 - `random [90% of heads]`: so many heads are `random`, rounded up, and the others, evenly spread, go on comparing tokens.
@@ -32,8 +32,8 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 import hf_synthesizer
 from benchmarks.measurements.grid import NotServed
 from hf_synthesizer import SynthesizerBertSelfAttention, SynthesizerConfig
-from hf_synthesizer.config import layer_config
 from hf_synthesizer.device.matmul import linear, product
+from hf_synthesizer.synthesizers.config import layer_config
 
 WIDTH, HEADS = 768, 12
 STOCK, SAME_LIBRARY = "stock sdpa", "stock sdpa, same library"

@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 from benchmarks.measurements.records import Row
 from benchmarks.model_types.laws import HOLDS, LAWS, Subject
 from benchmarks.model_types.tiny_models import NotBuilt, Tiny, build, run
-from hf_synthesizer import models, patch_model
+from hf_synthesizer import patch_model
 from hf_synthesizer.errors import InvalidConfigError, SequenceTooLongError, SynthesizerError
-from hf_synthesizer.layers import synthesizer_class
+from hf_synthesizer.layers import stock_classes, synthesizer_class
+from hf_synthesizer.layers.attention_layers import AttentionLayer, find_attention_layers
 from hf_synthesizer.layers.lengths import known_length
 from hf_synthesizer.layers.mixin import SynthesizerMixin
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
-from hf_synthesizer.patching.attention_layers import AttentionLayer, find_attention_layers
 from hf_synthesizer.patching.max_length import config_of
 
 FIELDS = ("model_type", "model", "attention", "stacks", "layer_class", "status", "why", *LAWS, "transformers")
@@ -174,7 +174,7 @@ def layer_class_of(stock: type[nn.Module]) -> str:
 
 def name_of_attention(stock: type[nn.Module]) -> str:
     """What comes behind "Synthesizer" in the name of the synthesized class."""
-    return models.name_of_attention(stock).removeprefix(models.PREFIX)
+    return stock_classes.name_of_attention(stock).removeprefix(stock_classes.PREFIX)
 
 
 def together(names: Iterable[str]) -> str:

@@ -37,8 +37,8 @@ from transformers.utils import logging
 from benchmarks.measurements.records import RESULTS, Results, Row, quick_output, threads
 from benchmarks.pretrained.real_text import SEED, Batch, Size, Task, articles, likeness, reactions, translations
 from hf_synthesizer import InvalidConfigError, patch_model, transfer_attention
+from hf_synthesizer.layers.attention_layers import find_attention_layers
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from hf_synthesizer.patching.attention_layers import find_attention_layers
 
 OUTPUT = RESULTS / "real_weights.csv"
 SHARES = {"quarter": 0.25, "half": 0.5, "all": 1.0}

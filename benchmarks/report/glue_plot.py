@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 
 from benchmarks.report.glue_tables import TASKS, Results, against_fresh, in_order, mean_relative
-from hf_synthesizer.plots.figures import COLOURS
+from hf_synthesizer.pictures.figures import COLOURS
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402

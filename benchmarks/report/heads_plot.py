@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmarks.report.heads_tables import LINES, PUBLISHED, SHARES, TASKS, Results, by_task
-from hf_synthesizer.plots.figures import COLOURS, LEGEND_LINE
+from hf_synthesizer.pictures.figures import COLOURS, LEGEND_LINE
 
 
 def plot(results: Results, path: Path) -> None:

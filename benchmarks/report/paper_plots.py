@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hf_synthesizer.plots.figures import COLOURS, LEGEND_LINE, QUIET, STOCK
+from hf_synthesizer.pictures.figures import COLOURS, LEGEND_LINE, QUIET, STOCK
 
 DOT_PRODUCT = "dot_product"
 SHAPES = "os^"

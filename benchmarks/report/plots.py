@@ -11,9 +11,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmarks.measurements.records import RESULTS, Row, read
+from hf_synthesizer.pictures.figures import COLOURS, QUIET
+from hf_synthesizer.pictures.lengths import MEMORY, curves, in_words
 from hf_synthesizer.plots import plot_lengths, save
-from hf_synthesizer.plots.figures import COLOURS, QUIET
-from hf_synthesizer.plots.lengths import MEMORY, curves, in_words
 
 SPEED = ("same_library_speedup", "times as fast as stock SDPA, same library")
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from benchmarks.measurements.records import RESULTS, Row, provenance, quick_output
 from hf_synthesizer import SynthesizerConfig
 from hf_synthesizer.choices import Buckets
-from hf_synthesizer.choices.tokens import Tokens
+from hf_synthesizer.logits.tokens import Tokens
 from hf_synthesizer.synthesizers import build_synthesizer
 from hf_synthesizer.synthesizers.shared_projection import SharedProjectionSynthesizer
 

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from hf_synthesizer import suggest_heads, suggest_layers
 from hf_synthesizer.checkpoints.fresh_heads import require_trained_head
 from hf_synthesizer.errors import InvalidConfigError
-from hf_synthesizer.patching.plan import parse_layers
+from hf_synthesizer.patching.layer_text import parse_layers
 from hf_synthesizer.transfer.variation import MEASURED_BATCHES
 
 SUGGEST: dict[str, Any] = {"layers": suggest_layers, "heads": suggest_heads}

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from hf_synthesizer.checkpoints.fresh_heads import remember_fresh
 from hf_synthesizer.errors import InvalidConfigError, loading
-from hf_synthesizer.pictures.recorded import longest_of
+from hf_synthesizer.layers.patched import max_length_of
 
 logger = logging.get_logger(__name__)
 
@@ -193,7 +193,7 @@ def load_teacher(
 def positions_of(model: PreTrainedModel) -> int | None:
     """How many tokens a model takes: as many as its position embeddings have, less those that RoBERTa and its kin leave out, or
     as its synthesizers know. None where nothing is in the way."""
-    known = [length for length in [longest_of(model)] if length]
+    known = [length for length in [max_length_of(model)] if length]
     own = getattr(model.config, "max_position_embeddings", None)
     if own is not None:
         tables = (part for name, part in model.named_modules() if name.endswith("embeddings.position_embeddings"))

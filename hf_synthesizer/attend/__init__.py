@@ -6,7 +6,8 @@ import logging
 
 import torch
 
-from ..device.tracing import as_accelerator, on_processor, traced
+from ..device.processor import as_accelerator, on_processor
+from ..device.tracing import traced
 from ..logits.forms import Grouped, Logits, Sparse
 from ..logits.masks import AttentionMask
 from . import grouped, native, reference, sdpa, sparse, static, strips, tiled, triton

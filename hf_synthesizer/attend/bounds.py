@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..device.tracing import DeviceRead, read_later
+from ..device.reading import DeviceRead, read_later
 from .terms import StaticTerm
 
 UNKNOWN = float("inf")

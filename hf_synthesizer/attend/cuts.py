@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import torch
 
-from ..device.tracing import autocast_dtype
+from ..device.autocast import autocast_dtype
 from ..logits.forms import Tiled, place_columns, place_table
 from ..logits.masks import AttentionMask
 from .randomness import generator_at

@@ -7,7 +7,8 @@ from typing import cast
 import torch
 from torch.nn import functional
 
-from ..device.tracing import on_processor, traced
+from ..device.processor import on_processor
+from ..device.tracing import traced
 from ..logits.masks import AttentionMask
 from ..logits.positions import exporting
 from .terms import Terms

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from ..choices import Buckets, Clusters, FixedBlocks, Strides
-from ..choices.tokens import Tokens
-from ..device.tracing import traced, without_autocast
+from ..device.autocast import without_autocast
+from ..device.tracing import traced
 from ..logits.forms import Sparse
 from ..logits.masks import AttentionMask, Extents
+from ..logits.tokens import Tokens
 from . import buckets, clusters, strides
 
 

@@ -15,8 +15,10 @@ from typing import Any, cast
 
 import torch
 
+from ..device.autocast import without_autocast
 from ..device.matmul import product
-from ..device.tracing import on_processor, traced, without_autocast
+from ..device.processor import on_processor
+from ..device.tracing import traced
 from ..logits.masks import AttentionMask
 from . import native
 from .bounds import known_spread

@@ -13,7 +13,9 @@ from typing import Any, cast
 
 import torch
 
-from ..device.tracing import on_processor, traced, without_autocast
+from ..device.autocast import without_autocast
+from ..device.processor import on_processor
+from ..device.tracing import traced
 from ..logits.masks import AttentionMask
 from .cuts import Cuts, Strip, Tensors
 from .randomness import generator_state

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 
 from ..device.matmul import product
-from ..device.tracing import on_processor, traced
+from ..device.processor import on_processor
+from ..device.tracing import traced
 from ..logits.forms import Explicit, KeyBias, Logits, LowRank, Placed, Static, StaticWeights, Sum, Tiled
 from ..logits.masks import AttentionMask
 

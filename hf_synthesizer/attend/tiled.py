@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from ..device.matmul import default_library_is_fast, product
-from ..device.tracing import on_processor, traced
+from ..device.processor import on_processor
+from ..device.tracing import traced
 from ..logits.masks import AttentionMask
 from . import recorded
 from .blocks import Block, Problem

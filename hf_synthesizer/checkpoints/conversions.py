@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from ..layers.mixin import SynthesizerMixin
+from ..layers.patched import synthesized_layers
 
 AS_IN_MEMORY: ContextVar[bool] = ContextVar("AS_IN_MEMORY", default=False)
 """Whether a checkpoint is read that has the names of memory: old ones of ours, of models whose names Transformers converts."""
@@ -89,7 +89,7 @@ def stock_names(model: PreTrainedModel, names: list[str]) -> Iterator[None]:
     ):  # as Transformers takes them where the model was not loaded, or from a checkpoint of names as in memory
         found = get_model_conversion_mapping(model, add_legacy=False)
         conversions = [conversion for conversion in found if not isinstance(conversion, PrefixChange)]
-    layers = tuple(f"{name}." for name, layer in model.named_modules() if isinstance(layer, SynthesizerMixin))
+    layers = tuple(f"{name}." for name, _ in synthesized_layers(model))
     conversions = [BesideLayers.of(conversion, layers) for conversion in conversions or ()]
     model.__dict__["_weight_conversions"] = conversions if _are_read_again(model, conversions, names) else []
     try:

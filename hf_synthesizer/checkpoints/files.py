@@ -1,4 +1,4 @@
-"""Which files the weights of a checkpoint are read from: safetensors in the checkpoint's own folder, and no others."""
+"""The files of a checkpoint's weights: safetensors in its own folder, and no others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
-from ..errors import CheckpointMismatchError
+from ..errors import CheckpointMismatchError, UnsupportedModelError
+from ..synthesizers.stock_weights import is_plain
 
 HUB_ARGUMENTS = ("subfolder", "revision", "cache_dir", "token", "force_download", "local_files_only", "proxies")
 """What `from_pretrained` hands on to the Hub."""
@@ -70,6 +71,25 @@ def require_safe_adapter(adapter: Any, **arguments: Any) -> None:
             f"The adapter {str(adapter)!r} is the pickle {PICKLED_ADAPTER}, and pickled weights are never loaded into a "
             f"patched model: they can run code. Save the adapter as {ADAPTER}."
         )
+
+
+def require_safetensors(checkpoint: Any, use_safetensors: bool | None) -> None:
+    """Raise `CheckpointMismatchError` when somebody asks for pickled weights."""
+    if use_safetensors is False:
+        raise CheckpointMismatchError(
+            f"use_safetensors=False was given for {str(checkpoint)!r}, but pickled weights (*.bin) are never loaded into "
+            f"a patched model: they can run code. Leave use_safetensors out, and save the weights as safetensors."
+        )
+
+
+def require_plain_tensors(model: PreTrainedModel, state_dict: dict[str, Any]) -> None:
+    """Raise `UnsupportedModelError` for weights that were quantized in memory: checkpoints have no format for them."""
+    for name, value in state_dict.items():
+        if not is_plain(value) and getattr(model, "hf_quantizer", None) is None:
+            raise UnsupportedModelError(
+                f"{name!r} of this {type(model).__name__} was quantized in memory, and cannot be saved so. Save it before "
+                f"it is quantized, load that checkpoint, and quantize again."
+            )
 
 
 def _content(checkpoint: Any, name: str, arguments: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import InvalidConfigError
-from ..patching.changes import Samples, changed_weights, sample_weights
+from .changes import Samples, changed_weights, sample_weights
 
 _NOTE = "_synthesizer_fresh"
 

@@ -6,57 +6,32 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..layers.mixin import SynthesizerMixin
-from ..patching.attention_layers import find_attention_layers
+from ..layers.patched import max_text_length
 from .whole_files import write_whole
 
 logger = logging.get_logger(__name__)
 
 FILE = "tokenizer_config.json"
-READS_TEXT = re.compile("text|language|decoder|lm")
-"""What models of several stacks call the one that reads text."""
-
-
-def longest_input(model: PreTrainedModel) -> int | None:
-    """The least max_length among the synthesized layers that read the model's text; None where none does.
-
-    In an encoder-decoder these are the encoder's: what the decoder writes is no business of a tokenizer's truncation. In a
-    model of several towers, that of the text.
-    """
-    attention_layers, _ = find_attention_layers(model)
-    stacks = {attention_layer.stack for attention_layer in attention_layers}
-    readers = stacks if len(stacks) == 1 else {stack for stack in stacks if READS_TEXT.search(stack)}
-    readers = {"encoder"} if "encoder" in stacks else readers
-    return min(
-        (
-            _length(attention_layer.module)
-            for attention_layer in attention_layers
-            if attention_layer.stack in readers and _is_ours(attention_layer.module)
-        ),
-        default=None,
-    )
 
 
 def shorten(tokenizer: Any, model: PreTrainedModel) -> None:
     """Let a tokenizer truncate at the model's longest input, in place, unless it does so earlier."""
-    longest = longest_input(model)
+    longest = max_text_length(model)
     if longest is not None and isinstance(tokenizer, PreTrainedTokenizerBase):
         tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
 
 
 def shorten_saved(folder: Path, model: PreTrainedModel) -> None:
     """The same for a tokenizer that was saved into a folder, if one was. A file that cannot be read stays as it is."""
-    path, longest = folder / FILE, longest_input(model)
+    path, longest = folder / FILE, max_text_length(model)
     if longest is None or not path.exists():
         return
     try:
@@ -83,11 +58,3 @@ def shorten_pushed(folder: Path, model: PreTrainedModel, repo_id: str, **hub_arg
     shorten_saved(folder, model)
     if path.read_text(encoding="utf-8") == pushed:
         path.unlink()
-
-
-def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, SynthesizerMixin)
-
-
-def _length(module: Any) -> int:
-    return module.synthesizer.max_length

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Choice
 from .clustering import Clusters
 from .hashing import Buckets
 from .patterns import FixedBlocks, Strides
 
-__all__ = ["Buckets", "Choice", "Clusters", "FixedBlocks", "Strides"]
+__all__ = ["Buckets", "Clusters", "FixedBlocks", "Strides"]

@@ -14,9 +14,9 @@ from math import isqrt
 import torch
 from torch.nn import functional
 
-from ..device.tracing import without_autocast
-from .base import Choice
-from .tokens import Tokens
+from ..device.autocast import without_autocast
+from ..logits.choice import Choice
+from ..logits.tokens import Tokens
 
 ITERATIONS = 5
 

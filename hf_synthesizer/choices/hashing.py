@@ -25,10 +25,11 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from ..device.tracing import traced, without_autocast
+from ..device.autocast import without_autocast
+from ..device.tracing import traced
+from ..logits.choice import Choice
+from ..logits.tokens import Tokens
 from . import pairs
-from .base import Choice
-from .tokens import Tokens
 
 Transformed = tuple[torch.Tensor, torch.Tensor]
 Transform = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Transformed]

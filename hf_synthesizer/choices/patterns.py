@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from .base import Choice
-from .tokens import Tokens
+from ..logits.choice import Choice
+from ..logits.tokens import Tokens
 
 
 @dataclass(frozen=True)

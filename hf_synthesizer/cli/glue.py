@@ -163,8 +163,8 @@ def _convert(
 
     from ..glue.data import collator_for
     from ..glue.run import load_model
-    from ..patching.plan import parse_layers
-    from ..patching.report import patch_report
+    from ..layers.patch_report import patch_report
+    from ..patching.layer_text import parse_layers
     from ..patching.swap import patch_model
     from ..transfer import suggest_layers, transfer_attention
     from ..transfer.variation import MEASURED_BATCHES, rows_for_transfer, special_ids

@@ -56,8 +56,8 @@ def bench(
     with working():
         import torch
 
-        from ..config import SynthesizerConfig
         from ..measuring.block import VARIANTS, bench_block
+        from ..synthesizers.config import SynthesizerConfig
 
         for name in variant or ():
             SynthesizerConfig.create(name)

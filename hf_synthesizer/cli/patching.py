@@ -49,8 +49,8 @@ def patch(
       hf-synthesizer patch bert-base-uncased --plan plan.json --output converted
     """
     spec, options = spec_of(variant, plan), options_of(option, max_length)
-    from ..patching.plan import parse_layers
-    from ..patching.report import patch_report
+    from ..layers.patch_report import patch_report
+    from ..patching.layer_text import parse_layers
     from ..patching.swap import patch_model
 
     with working():
@@ -164,7 +164,7 @@ def require_layers(model: Any, plan: Path) -> None:
     Raises:
         CommandError: where it was made for another.
     """
-    from ..patching.attention_layers import find_attention_layers
+    from ..layers.attention_layers import find_attention_layers
 
     measured, layers = read_plan(plan).costs, len(find_attention_layers(model)[0])
     if measured and len(measured) != layers:
@@ -175,14 +175,15 @@ def require_layers(model: Any, plan: Path) -> None:
 
 def save(model: Any, source: str, output: Path) -> bool:
     """Write a model, the tokenizer that its source has, and what makes a SentenceTransformer of it; whether it has a tokenizer."""
-    from ..checkpoints.tokenizer_length import longest_input, shorten
+    from ..checkpoints.tokenizer_length import shorten
+    from ..layers.patched import max_text_length
 
     model.save_pretrained(output)
     tokenizer = find_tokenizer(source)
     if tokenizer is not None:
         shorten(tokenizer, model)
         tokenizer.save_pretrained(output)
-    keep_sentence_files(source, output, longest_input(model))
+    keep_sentence_files(source, output, max_text_length(model))
     return tokenizer is not None
 
 

@@ -180,8 +180,8 @@ def benchmark(
     with working():
         import csv
 
+        from ..pictures.lengths import MEMORY, SPEED, curves, in_words
         from ..plots import plot_lengths
-        from ..plots.lengths import MEMORY, SPEED, curves, in_words
 
         column, label = MEMORY if memory else SPEED
         with file.open(newline="", encoding="utf-8") as lines:
@@ -206,7 +206,7 @@ def _indices(text: str | None) -> list[int] | None:
 
 
 def _require_picture(output: Path) -> None:
-    from ..plots.figures import FORMATS
+    from ..pictures.figures import FORMATS
 
     require_file(output, *FORMATS)
 

@@ -80,8 +80,8 @@ def suggest(
         raise typer.BadParameter(f"--budget {budget}: several budgets are for --by heads; give one share or number.")
     options = options_of(option, max_length)
     with working():
-        from ..config import SynthesizerConfig
-        from ..patching.sentence_transformers import model_in
+        from ..layers.sentence_transformers import model_in
+        from ..synthesizers.config import SynthesizerConfig
         from ..transfer import suggest_heads, suggest_layers
         from ..transfer.texts import read_texts, text_batches
 
@@ -138,7 +138,7 @@ def transfer(
       hf-synthesizer transfer converted --teacher bert-base-uncased --texts texts.txt --output taught
     """
     with working():
-        from ..pictures.recorded import longest_of
+        from ..layers.patched import max_length_of
         from ..transfer import transfer_attention
         from ..transfer.texts import read_texts, text_batches
 
@@ -156,7 +156,7 @@ def transfer(
             raise CommandError(f"--teacher {base} is converted itself: name the stock model that it was made of.")
         student, stock, tokenizer = load(model, task, auto_class), load(base, task, auto_class), load_tokenizer(model)
         loader = text_batches(
-            rows, tokenizer, student, batch_size=batch_size, max_length=longest_of(student), seed=seed
+            rows, tokenizer, student, batch_size=batch_size, max_length=max_length_of(student), seed=seed
         )
         found = transfer_attention(student, stock, loader, method, steps, progress=watched())
         save(student, model, output)

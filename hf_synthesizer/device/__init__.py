@@ -1,1 +1,1 @@
-"""What a computation needs to know of the device that it runs on: tracing, reads, matrix products."""
+"""What a computation asks of its device: tracing, autocast, reads of small tensors, offloaded weights, matrix products."""

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from ..device.tracing import on_processor, traced
+from .processor import on_processor
+from .tracing import traced
 
 # Below this many multiply-adds the operator's own cost outweighs its speed.
 _SMALL = 1 << 21

@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from ..config import ranges
+from ..device.offloading import require_in_memory
 from ..errors import FusedModelError, InvalidConfigError
-from ..offloading import require_in_memory
 from ..synthesizers import HeadGroups, Synthesizer
+from ..synthesizers.config import ranges
 from .fused import FusedSynthesizer
 
 

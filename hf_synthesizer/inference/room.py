@@ -10,8 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import SequenceTooLongError
-from ..layers.mixin import SynthesizerMixin
-from ..patching.attention_layers import find_attention_layers
+from ..layers.patched import max_generation_length
 
 NAMED = "_synthesizer_names_length"
 """On the configuration of one call: whether its caller said how many tokens to generate."""
@@ -25,19 +24,6 @@ def names_length(model: PreTrainedModel, generation_config: Any, has_default_max
     return not has_default_max_length and (own is None or asked.max_length != own.max_length)
 
 
-def generation_room(model: PreTrainedModel) -> int | None:
-    """How many tokens the synthesized layers that generate can read; None where there are none."""
-    attention_layers, _ = find_attention_layers(model)
-    encoder_decoder = model.config.is_encoder_decoder
-    lengths = [
-        attention_layer.module.synthesizer.max_length
-        for attention_layer in attention_layers
-        if isinstance(attention_layer.module, SynthesizerMixin)
-        and (attention_layer.stack != "encoder" or not encoder_decoder)
-    ]
-    return min(lengths, default=None)
-
-
 def require_room(model: PreTrainedModel, model_inputs: Mapping[str, Any], tokens: int) -> None:
     """Whether the model has room for all tokens that a call of `generate` will let it read.
 
@@ -49,7 +35,7 @@ def require_room(model: PreTrainedModel, model_inputs: Mapping[str, Any], tokens
     Raises:
         SequenceTooLongError: where it has not.
     """
-    room = generation_room(model)
+    room = max_generation_length(model)
     if room is None or tokens <= room:
         return
     mask = model_inputs.get("decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask")

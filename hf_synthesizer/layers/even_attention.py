@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ..config import SynthesizerConfig
-from ..device.tracing import without_autocast
+from ..device.autocast import without_autocast
+from ..synthesizers.config import SynthesizerConfig
 from ..synthesizers.stock_weights import is_quantized
 from .projections import ProjectionNames, find_projection_names, head_dim, in_features, out_features
 

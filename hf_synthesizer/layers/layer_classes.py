@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from ..config import HeadGroupsConfig, LayerConfig
 from ..errors import InvalidConfigError, UnsupportedModelError
+from ..synthesizers.config import HeadGroupsConfig, LayerConfig
 from ..synthesizers.stock_weights import is_quantized
 from .even_attention import equals_stock
 from .projections import find_projection_names, head_dim, query_heads, value_heads
+from .stock_classes import CLASSES, name_of_attention
 from .stock_code import names_used, uses_attention_interface
 
 if TYPE_CHECKING:
@@ -205,8 +206,6 @@ def synthesizer_class(
     keeps_stock_forward = keeps_stock_forward or layer_class is None
     made = _CLASSES.get((stock, keeps_stock_forward))
     if made is None:
-        from ..models import name_of_attention
-
         bases: tuple[type, ...]
         if not keeps_stock_forward:
             bases = (layer_class, stock)  # type: ignore[assignment]
@@ -220,7 +219,7 @@ def synthesizer_class(
             + ("AsSaved" if layer_class is not found else ""),
             bases,
             {
-                "__module__": "hf_synthesizer.models",
+                "__module__": CLASSES,
                 "__doc__": f"`{stock.__name__}` with synthesized logits.",
                 "stock_class": stock,
                 **(_stock_forward_members(stock) if keeps_stock_forward else {}),

@@ -1,4 +1,7 @@
-"""The longest sequence that a model takes, read off its config: tokens of text, patches of an image, frames of audio."""
+"""The longest sequence that a stock model takes, read off its config: tokens of text, patches of an image, frames of audio.
+
+`patched.py` says how long a sequence the layers of a patched model take.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +56,16 @@ def known_length(config: PreTrainedConfig, stack: str = "encoder") -> int | None
         return named
     if config.model_type in RELATIVE:
         return getattr(config, "n_positions", RELATIVE[config.model_type])
-    for name in TEXT:
-        value = getattr(config, name, None)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return _patches(config)
+    limit = position_limit(config)
+    return _patches(config) if limit is None else limit
+
+
+def position_limit(config: PreTrainedConfig) -> int | None:
+    """The number of positions of text that a config names; None where it names none, or where positions are relative."""
+    if config.model_type in RELATIVE:
+        return None
+    values = (getattr(config, name, None) for name in TEXT)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
 
 
 RELATIVE = {

@@ -11,19 +11,19 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ..attend import attend
-from ..checkpoints.guard import Guard
-from ..config import LayerConfig, SynthesizerConfig, layer_config
 from ..device.matmul import linear
+from ..device.offloading import require_in_memory
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..logits.forms import Logits
 from ..logits.masks import AttentionMask
 from ..logits.positions import Positions, exporting
-from ..offloading import require_in_memory
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
 from ..synthesizers.base import LOADED
+from ..synthesizers.config import LayerConfig, SynthesizerConfig, layer_config
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .caching import dropped_tokens, extend, require_known_arguments
+from .guard import Guard
 from .layer_classes import NORMS, serving_class
 from .lengths import longest_sequence
 from .own_forwards import move_hooks, require_plain_call

@@ -14,10 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import InvalidConfigError, UnsupportedModelError
 from .hints import way_out
+from .stock_classes import CLASSES, is_stock_model, register_outside_classes
 from .stock_code import uses_attention_interface
 
-CLASSES = "hf_synthesizer.models"
-"""Where synthesized classes live."""
 SERVED = Path(__file__).parent / "served.csv"
 """Written by benchmarks/model_types/survey.py."""
 
@@ -56,13 +55,11 @@ def register_model_type(model_type: ModelType) -> ModelType:
     Raises:
         InvalidConfigError: for a name that is registered with something else.
     """
-    from ..models import adopt
-
     if _MODEL_TYPES.get(model_type.name, model_type) != model_type:
         raise InvalidConfigError(
             f"The model type {model_type.name!r} is registered already, as {_MODEL_TYPES[model_type.name]}."
         )
-    adopt(*model_type.models, *(cls for cls in model_type.attention if isinstance(cls, type)))
+    register_outside_classes(*model_type.models, *(cls for cls in model_type.attention if isinstance(cls, type)))
     _MODEL_TYPES[model_type.name] = model_type
     return model_type
 
@@ -73,8 +70,6 @@ def model_type_of(model: Any) -> ModelType:
     Raises:
         UnsupportedModelError: for what is no Transformers model, or no class that a checkpoint could name; with the way out.
     """
-    from ..models import is_stock_model
-
     if not isinstance(model, PreTrainedModel):
         found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise UnsupportedModelError(

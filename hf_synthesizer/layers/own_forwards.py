@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..device.offloading import hooks_of
 from ..errors import UnsupportedModelError
-from ..offloading import hooks_of
 
 
 def require_plain_call(stock: nn.Module) -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from ..attend import attend
-from ..config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
 from ..device.matmul import linear
 from ..errors import InvalidConfigError
 from ..logits.masks import AttentionMask
 from ..synthesizers import build_synthesizer
+from ..synthesizers.config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
 
 
 class SynthesizerAttention(nn.Module):

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from ..config import LayerConfig
 from ..errors import UnsupportedModelError
 from ..logits.forms import Logits
 from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
+from ..synthesizers.config import LayerConfig
 from .caching import dropped_tokens, past_length, self_attention_cache, tokens_before
 from .compared_heads import ComparedHeads
 from .layer_classes import is_understood

@@ -7,16 +7,14 @@ tensor; every fast route of `attend` must equal `softmax(materialize() + mask) @
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import UnsupportedModelError
-from ..logits.masks import AttentionMask
-from ..logits.positions import Positions, rows_in, span
-
-if TYPE_CHECKING:
-    from ..choices import Choice
+from .choice import Choice
+from .masks import AttentionMask
+from .positions import Positions, rows_in, span
+from .tokens import Tokens
 
 
 class Logits:
@@ -140,8 +138,6 @@ class Sparse(Logits):
         Raises:
             UnsupportedModelError: for a causal mask, and a choice that has to see the whole sequence.
         """
-        from ..choices.tokens import Tokens
-
         causal = self.require_direction(mask)
         tokens = Tokens.of(mask, self.query_length, self.key.shape[-2], self.start, self.key.device, self.known)
         keep = self.choice.chosen(self.query, self.key, tokens, causal)

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from ..device.tracing import DeviceRead, on_processor, read_now, traced
+from ..device.processor import on_processor
+from ..device.reading import DeviceRead, read_now
+from ..device.tracing import traced
 from ..errors import AttentionInputError
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from ..device.tracing import DeviceRead, on_processor, read_now, readable
+from ..device.processor import on_processor
+from ..device.reading import DeviceRead, read_now
+from ..device.tracing import readable
 from ..errors import SequenceTooLongError, UnsupportedModelError
 from ..logits.masks import AttentionMask
 

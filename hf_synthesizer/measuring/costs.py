@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import SequenceTooLongError
-from ..layers.mixin import SynthesizerMixin
-from ..models import stock_of
-from ..patching.attention_layers import find_attention_layers
-from ..patching.counting import count_flops
-from ..patching.report import PatchReport, patch_report
-from ..patching.sentence_transformers import model_in
+from ..layers.lengths import position_limit
+from ..layers.patch_report import PatchReport, patch_report
+from ..layers.patched import is_patched, max_length_of, synthesized_layers
+from ..layers.sentence_transformers import model_in
+from ..models.classes import stock_of
+from .flops import count_flops
 
 LENGTHS = (128, 512, 2048)
 
@@ -113,17 +113,14 @@ def _choosing(model: PreTrainedModel) -> tuple[str, ...]:
     """The names of the layers some heads of which choose their keys."""
     return tuple(
         name
-        for name, module in model.named_modules()
-        if isinstance(module, SynthesizerMixin)
-        and any(getattr(part, "chooses_keys", False) for part in module.synthesizer.modules())
+        for name, layer in synthesized_layers(model)
+        if any(getattr(part, "chooses_keys", False) for part in layer.synthesizer.modules())
     )
 
 
 def _longest(model: PreTrainedModel) -> int:
-    patched = [module for module in model.modules() if isinstance(module, SynthesizerMixin)]
-    known = [module.synthesizer.config.max_length or 0 for module in patched]
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return min([*known, *([positions] if positions else [])], default=LENGTHS[-1])
+    lengths = (max_length_of(model), position_limit(model.config.get_text_config()))
+    return min((length for length in lengths if length is not None), default=LENGTHS[-1])
 
 
 def _outline(model: PreTrainedModel, cls: Any, config: PreTrainedConfig) -> PreTrainedModel:
@@ -133,10 +130,7 @@ def _outline(model: PreTrainedModel, cls: Any, config: PreTrainedConfig) -> PreT
 
 
 def _stock_outline(model: PreTrainedModel) -> PreTrainedModel:
-    patched = any(
-        isinstance(attention_layer.module, SynthesizerMixin) for attention_layer in find_attention_layers(model)[0]
-    )
-    cls = stock_of(type(model)) if patched else type(model)
+    cls = stock_of(type(model)) if is_patched(model) else type(model)
     return _outline(model, cls, stock_config(model.config))
 
 

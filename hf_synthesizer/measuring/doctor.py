@@ -17,10 +17,10 @@ import torch
 
 from ..attend import ROUTES, as_accelerator, native, reference, sparse
 from ..attend.terms import Terms
-from ..config import SynthesizerConfig
 from ..logits.forms import Sparse
 from ..logits.masks import AttentionMask
 from ..synthesizers import build_synthesizer, list_variants
+from ..synthesizers.config import SynthesizerConfig
 
 PACKAGES = ("hf_synthesizer", "torch", "transformers", "accelerate", "huggingface_hub", "safetensors")
 EXTRAS = {

@@ -6,9 +6,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..checkpoints.matching import align
+from ..checkpoints.loaded_weights import align_in_memory
 from ..errors import UnsupportedModelError
-from .plan import Layers, Spec
+from .plan import Spec
+from .selection import Layers
 from .swap import patch_model
 
 
@@ -52,5 +53,5 @@ def from_pretrained_patched(
             f"The device_map put {offloaded!r} out of memory, and a layer that is not in memory cannot be patched. Load "
             f"the model whole (device_map={{'': 'cpu'}}), save it patched, and give the device_map when you load that."
         )
-    align(model)
+    align_in_memory(model)
     return patch_model(model, spec, layers=layers, max_length=max_length)

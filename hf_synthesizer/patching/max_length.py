@@ -7,12 +7,12 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..config import LayerConfig
 from ..errors import InvalidConfigError
+from ..layers.attention_layers import AttentionLayer
 from ..layers.lengths import known_length, longest_sequence
 from ..layers.projections import find_projection_names, head_dim, in_features, query_heads
 from ..synthesizers import build_synthesizer
-from .attention_layers import AttentionLayer
+from ..synthesizers.config import LayerConfig
 
 logger = logging.get_logger(__name__)
 

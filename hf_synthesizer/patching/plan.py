@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from torch import nn
-
-from ..config import LayerConfig, SynthesizerConfig, layer_config
-from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean, first_line
-from ..layers.projections import query_heads
+from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean
+from ..layers.attention_layers import AttentionLayer
+from ..models.description import Plan, config_for_layer
+from ..synthesizers.config import LayerConfig, SynthesizerConfig
 from ..synthesizers.registry import variant_options
-from .attention_layers import AttentionLayer
-
-MOST_LAYERS = 10_000
-"""In one range of a command line: more than any model has, and few enough to be listed."""
+from .selection import Layers, depth_of, describe_layers, require_index, select_layers
 
 Variant = str | SynthesizerConfig | Sequence[SynthesizerConfig]
 """What a layer is asked to be: a variant, a configuration, or several for groups of its heads."""
 Spec = Variant | Mapping[int | str, Variant]
-Layers = Iterable[int] | slice | Callable[[str, nn.Module], bool] | Mapping[str, Any] | None
-
-
-Plan = dict[str, LayerConfig]
-"""From a attention layer's label to the configuration of its synthesizer."""
 
 
 def make_plan(attention_layers: list[AttentionLayer], spec: Spec, layers: Layers, options: dict[str, Any]) -> Plan:
@@ -42,43 +32,47 @@ def make_plan(attention_layers: list[AttentionLayer], spec: Spec, layers: Layers
                 "layers= out."
             )
         chosen = _hybrid(attention_layers, spec)
-        unused = [key for key in options if key != "max_length" and not any(key in _knows(v) for v in spec.values())]
+        unused = [
+            key for key in options if key != "max_length" and not any(key in _options_of(v) for v in spec.values())
+        ]
         if unused:
             raise InvalidConfigError(
                 f"No variant of the hybrid uses {unused[0]}={options[unused[0]]!r}: leave it out."
             )
         return {
-            attention_layer.label: _configure(
+            attention_layer.label: _layer_config(
                 chosen[attention_layer.label],
-                {k: v for k, v in options.items() if k in _knows(chosen[attention_layer.label])},
+                {k: v for k, v in options.items() if k in _options_of(chosen[attention_layer.label])},
                 attention_layer,
             )
             for attention_layer in attention_layers
             if attention_layer.label in chosen
         }
     return {
-        attention_layer.label: _configure(spec, options, attention_layer)
-        for attention_layer in _select(attention_layers, layers)
+        attention_layer.label: _layer_config(spec, options, attention_layer)
+        for attention_layer in select_layers(attention_layers, layers)
     }
 
 
-def _knows(variant: Variant) -> set[str]:
+def _options_of(variant: Variant) -> set[str]:
     groups = _groups(variant)
     if groups is not None:
-        return set().union(*map(_knows, groups))
+        return set().union(*map(_options_of, groups))
     name = variant.variant if isinstance(variant, SynthesizerConfig) else variant
     return variant_options(name) | {"max_length", "heads"}  # type: ignore[arg-type]
 
 
-def _configure(variant: Variant, options: dict[str, Any], attention_layer: AttentionLayer) -> LayerConfig:
+def _layer_config(variant: Variant, options: dict[str, Any], attention_layer: AttentionLayer) -> LayerConfig:
     groups = _groups(variant)
     if groups is not None:
-        own = [_one(group, {k: v for k, v in options.items() if k in _knows(group)}) for group in groups]
-        return with_heads(own, attention_layer)
-    return with_heads(_one(variant, options), attention_layer)  # type: ignore[arg-type]
+        configs = [
+            _single_config(group, {k: v for k, v in options.items() if k in _options_of(group)}) for group in groups
+        ]
+        return config_for_layer(configs, attention_layer)
+    return config_for_layer(_single_config(variant, options), attention_layer)  # type: ignore[arg-type]
 
 
-def _one(variant: str | SynthesizerConfig, options: dict[str, Any]) -> SynthesizerConfig:
+def _single_config(variant: str | SynthesizerConfig, options: dict[str, Any]) -> SynthesizerConfig:
     if isinstance(variant, SynthesizerConfig):
         return SynthesizerConfig.create(**{**variant.to_dict(), **options})
     return SynthesizerConfig.create(variant, **options)
@@ -99,20 +93,6 @@ def _groups(variant: Variant) -> Sequence[SynthesizerConfig] | None:
     return variant
 
 
-def with_heads(asked: SynthesizerConfig | Sequence[SynthesizerConfig], attention_layer: AttentionLayer) -> LayerConfig:
-    """What a layer is made of, held against the heads that it has.
-
-    Raises:
-        InvalidConfigError: for heads that it does not have, or that are named twice; the layer is named.
-    """
-    if isinstance(asked, SynthesizerConfig) and asked.heads is None:
-        return asked
-    try:
-        return layer_config(asked, query_heads(attention_layer.module))
-    except InvalidConfigError as error:
-        raise InvalidConfigError(f"Layer {attention_layer.label!r}: {error}") from error
-
-
 def _hybrid(attention_layers: list[AttentionLayer], spec: Mapping[Any, Variant]) -> dict[str, Variant]:
     """Keys are an index, a stack, or "stack.index"; the more precise one wins."""
     if not spec:
@@ -121,15 +101,15 @@ def _hybrid(attention_layers: list[AttentionLayer], spec: Mapping[Any, Variant])
     known = {attention_layer.label for attention_layer in attention_layers} | stacks
     for key in spec:
         if isinstance(key, Integral) and not isinstance(key, bool):
-            _require_index(attention_layers, int(key))
+            require_index(attention_layers, int(key))
         elif key not in known:
             raise NoMatchingLayerError(
                 f"No layer {key!r} in this model. A key is an index, a stack ({', '.join(sorted(stacks))}) or "
-                f"'stack.index'; the layers are {_describe(attention_layers)}.{did_you_mean(key, known)}"
+                f"'stack.index'; the layers are {describe_layers(attention_layers)}.{did_you_mean(key, known)}"
             )
     chosen = {}
     for attention_layer in attention_layers:
-        count = _depth(attention_layers, attention_layer.stack)
+        count = depth_of(attention_layers, attention_layer.stack)
         if attention_layer.index in spec and attention_layer.index - count in spec:
             raise InvalidConfigError(
                 f"The hybrid names layer {attention_layer.index} twice: {attention_layer.index} → {spec[attention_layer.index]!r}, and {attention_layer.index - count}, "
@@ -145,125 +125,3 @@ def _hybrid(attention_layers: list[AttentionLayer], spec: Mapping[Any, Variant])
                 chosen[attention_layer.label] = spec[key]
                 break
     return chosen
-
-
-def _select(attention_layers: list[AttentionLayer], layers: Layers) -> list[AttentionLayer]:
-    if layers is None:
-        selected = attention_layers
-    elif isinstance(layers, Mapping):
-        stacks = {attention_layer.stack for attention_layer in attention_layers}
-        for stack in layers:
-            if stack not in stacks:
-                raise NoMatchingLayerError(
-                    f"No stack {stack!r} in this model, which has {', '.join(sorted(stacks))}.{did_you_mean(stack, stacks)}"
-                )
-        selected = []
-        for stack, inner in layers.items():
-            own = [attention_layer for attention_layer in attention_layers if attention_layer.stack == stack]
-            if inner is not False and inner is not None:
-                selected += _select(own, None if inner is True else inner)
-    elif callable(layers):
-        selected = [attention_layer for attention_layer in attention_layers if _is_chosen(attention_layer, layers)]
-    elif isinstance(layers, slice):
-        try:
-            selected = [
-                attention_layer
-                for attention_layer in attention_layers
-                if attention_layer.index in range(*layers.indices(_depth(attention_layers, attention_layer.stack)))
-            ]
-        except (TypeError, ValueError) as error:
-            raise NoMatchingLayerError(
-                f"layers={layers!r} is no slice of layers ({error}). Give whole numbers, and a step other than 0: slice(0, 6, 2)."
-            ) from error
-    else:
-        wanted = _indices(layers, attention_layers)
-        selected = [
-            attention_layer
-            for attention_layer in attention_layers
-            if {attention_layer.index, attention_layer.index - _depth(attention_layers, attention_layer.stack)}
-            & wanted
-        ]
-    if not selected:
-        raise NoMatchingLayerError(
-            f"The selection layers={layers!r} matches no self-attention layer. The model has {_describe(attention_layers)}."
-        )
-    return selected
-
-
-def _is_chosen(attention_layer: AttentionLayer, predicate: Callable[[str, nn.Module], bool]) -> bool:
-    try:
-        return bool(predicate(attention_layer.name, attention_layer.module))
-    except Exception as error:  # whatever a user's function raises
-        raise NoMatchingLayerError(
-            f"The function layers= failed on layer {attention_layer.name!r}: {type(error).__name__}: {first_line(error)}. It is called as "
-            f"layers(name, module), and returns True or False."
-        ) from error
-
-
-def _indices(layers: Any, attention_layers: list[AttentionLayer]) -> set[int]:
-    """Each index is looked at before the next is asked for: there may be more of them than memory holds."""
-    items = [layers] if isinstance(layers, (Integral, str)) or not isinstance(layers, Iterable) else layers
-    indices = set()
-    for index in items:
-        if not isinstance(index, Integral) or isinstance(index, bool):
-            raise NoMatchingLayerError(
-                f"layers= takes indices, a slice, a function (name, module) -> bool, or a dict of stacks; not {index!r}."
-            )
-        _require_index(attention_layers, int(index))
-        indices.add(int(index))
-    return indices
-
-
-def _depth(attention_layers: list[AttentionLayer], stack: str) -> int:
-    return sum(attention_layer.stack == stack for attention_layer in attention_layers)
-
-
-def _require_index(attention_layers: list[AttentionLayer], index: int) -> None:
-    depth = max((_depth(attention_layers, attention_layer.stack) for attention_layer in attention_layers), default=0)
-    if not -depth <= index < depth:
-        raise NoMatchingLayerError(f"No layer {index} in this model, which has {_describe(attention_layers)}.")
-
-
-def _describe(attention_layers: list[AttentionLayer]) -> str:
-    stacks = dict.fromkeys(attention_layer.stack for attention_layer in attention_layers)
-    if not stacks:
-        return "no self-attention layers"
-    return ", ".join(f"{stack} layers 0 to {_depth(attention_layers, stack) - 1}" for stack in stacks)
-
-
-def parse_layers(text: str | None) -> list[int] | dict[str, Any] | None:
-    """Layers as a command line names them: `"0-3,5"` → `[0, 1, 2, 3, 5]`; `"encoder,decoder.0-1"` →
-    `{"encoder": True, "decoder": [0, 1]}`; None → None, all of them.
-
-    Raises:
-        InvalidConfigError: for anything else.
-    """
-    if text is None:
-        return None
-    indices: list[int] = []
-    stacks: dict[str, Any] = {}
-    for part in (part.strip() for part in text.split(",")):
-        match = re.fullmatch(r"(?:([A-Za-z_]\w*)(?:\.|$))?(?:([0-9]{1,9})(?:-([0-9]{1,9}))?)?", part)
-        stack, first, last = match.groups() if match and part else (None, None, None)
-        span = int(last or first) - int(first) + 1 if first else 0
-        if (stack is None and first is None) or (first and not 1 <= span <= MOST_LAYERS):
-            raise InvalidConfigError(
-                f"--layers {_shortened(text)}: give indices and ranges such as 0-3,5, of {MOST_LAYERS:,} layers at most, stacks "
-                f"such as encoder or decoder.0-3, or 'suggest'."
-            )
-        numbers = list(range(int(first), int(first) + span)) if first else []
-        if stack is None:
-            indices += numbers
-        elif not numbers or stacks.get(stack) is True:
-            stacks[stack] = True
-        else:
-            stacks[stack] = [*stacks.get(stack, []), *numbers]
-    if indices and stacks:
-        raise InvalidConfigError(
-            f"--layers {_shortened(text)} names some layers with their stack and others without: name it for all."
-        )
-    return stacks or indices
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:80]}…"

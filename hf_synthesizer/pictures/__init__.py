@@ -1,4 +1,4 @@
-"""What attention looks at, to be seen: recorded weights, learnt tables, and a page to touch them in."""
+"""Attention to be seen: recorded weights and learnt tables, as figures of matplotlib and as a page in a browser."""
 
 from .page import attention_page
 

@@ -13,8 +13,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError
-from ..patching.sentence_transformers import model_in
-from .recorded import LayerWeights, longest_of, record, tokenizer_for, words_of
+from ..layers.patched import max_length_of
+from ..layers.sentence_transformers import model_in
+from .recorded import LayerWeights, record, tokenizer_for, words_of
 from .tables import Table, in_words, tables_of
 
 TEMPLATE = Path(__file__).parent / "templates" / "attention.html"
@@ -55,7 +56,7 @@ def attention_page(
         raise InvalidConfigError("There are no texts to show. Give at least one.")
     model = model_in(model)
     tokenizer = tokenizer_for(model, tokenizer)
-    longest = min(max_tokens, *(longest_of(which) or max_tokens for which in (model, teacher) if which is not None))
+    longest = min(max_tokens, *(max_length_of(which) or max_tokens for which in (model, teacher) if which is not None))
     shown: list[dict[str, Any]] = []
     for text in chosen:
         batch = tokenizer(text, truncation=True, max_length=longest, return_tensors="pt")

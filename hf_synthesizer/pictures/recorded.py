@@ -12,9 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError, UnsupportedModelError
+from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
-from ..patching.attention_layers import find_attention_layers
-from ..patching.sentence_transformers import model_in
+from ..layers.sentence_transformers import model_in
 from ..transfer.observe import observing, on_device
 
 STOCK = "stock"
@@ -95,12 +95,6 @@ def words_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
 def attention_of(module: nn.Module) -> str:
     """The variant of a layer, or "stock"."""
     return module.synthesizer.config.variant if isinstance(module, SynthesizerMixin) else STOCK
-
-
-def longest_of(model: nn.Module) -> int | None:
-    """How many tokens the synthesized layers of a model take; None where there are none."""
-    modules = [module for module in model.modules() if isinstance(module, SynthesizerMixin)]
-    return min((module.synthesizer.config.max_length or 0 for module in modules), default=None)
 
 
 def tokenizer_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:

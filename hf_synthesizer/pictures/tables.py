@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
-from ..patching.attention_layers import find_attention_layers
-from ..patching.sentence_transformers import model_in
+from ..layers.sentence_transformers import model_in
 from ..synthesizers.base import Synthesizer
 from ..synthesizers.dense import DenseSynthesizer
 from ..synthesizers.factorized_dense import FactorizedDenseSynthesizer

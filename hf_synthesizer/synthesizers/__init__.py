@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..config import HeadGroupsConfig, LayerConfig
 from ..errors import InvalidConfigError, SynthesizerError, first_line
 from .base import Synthesizer
+from .config import HeadGroupsConfig, LayerConfig
 from .dense import DenseSynthesizer
 from .dot_product import DotProductSynthesizer
 from .factorized_dense import FactorizedDenseSynthesizer

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..config import SynthesizerConfig
 from ..errors import UnsupportedModelError
 from ..logits.forms import Logits
 from ..logits.positions import Positions
+from .config import SynthesizerConfig
 
 LOADED = "_is_hf_initialized"
 """How Transformers marks a tensor that came from a checkpoint, and a module that is initialised."""
@@ -125,6 +125,10 @@ class Synthesizer(nn.Module):
         """(B, L, H·x) → (B, H, L, x)."""
         batch, length, _ = projected.shape
         return projected.view(batch, length, self.num_heads, -1).transpose(1, 2)
+
+    def copied_parameters(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Weights that `named_parameters` does not list: of each its name, the tensor, and whether it is trained."""
+        return iter(())
 
     def extra_repr(self) -> str:
         shown = {"num_heads": self.num_heads, "max_length": self.max_length, **self.config.non_default()}

@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from ..config import HeadGroupsConfig, SynthesizerConfig
 from ..logits.forms import Grouped, HeadPartition, Logits
 from ..logits.positions import Positions
 from .base import Synthesizer
+from .config import HeadGroupsConfig, SynthesizerConfig
 from .registry import get_variant
 from .stock_weights import rows_of
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..config import SynthesizerConfig
 from ..logits.forms import Logits, Sum, weighted
 from ..logits.positions import Positions
 from .base import Synthesizer
+from .config import SynthesizerConfig
 from .registry import get_variant
 
 

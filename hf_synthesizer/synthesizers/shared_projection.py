@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..choices import Choice
 from ..device.matmul import linear
 from ..errors import UnsupportedModelError
+from ..logits.choice import Choice
 from ..logits.forms import Logits, Sparse
 from ..logits.positions import Positions
 from .base import Synthesizer

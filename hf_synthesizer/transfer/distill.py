@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import InvalidConfigError
-from ..patching.sentence_transformers import model_in, model_of_sentences
+from ..layers.sentence_transformers import model_in, model_of_sentences
 from ..synthesizers import Synthesizer
 from .observe import Batch, Call, LayerPair, observe_calls, on_device, synthesized_weights
 

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..device.offloading import require_in_memory
 from ..errors import InvalidConfigError, NotPatchedError, UnsupportedModelError
 from ..layers import model_type_of
+from ..layers.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
 from ..layers.projections import any_projection_names, find_projection_names, in_features, query_heads
+from ..layers.sentence_transformers import model_in
 from ..logits.masks import AttentionMask
-from ..offloading import require_in_memory
-from ..patching.attention_layers import find_attention_layers
-from ..patching.sentence_transformers import model_in
 from ..synthesizers import HeadGroups, Synthesizer
 
 Batch = dict[str, Any]

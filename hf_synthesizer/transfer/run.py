@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..errors import InvalidConfigError
-from ..patching.sentence_transformers import model_in
+from ..layers.sentence_transformers import model_in
 from .closed_forms import require_closed_form, write_closed_forms
 from .distill import (
     answer_loss,

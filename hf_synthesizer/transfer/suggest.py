@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..checkpoints.fresh_heads import fresh_weights
-from ..config import SynthesizerConfig
 from ..errors import AlreadyPatchedError
-from ..layers.mixin import SynthesizerMixin
+from ..layers.attention_layers import find_attention_layers
+from ..layers.patched import is_patched
 from ..layers.projections import query_heads, value_heads
-from ..patching.attention_layers import find_attention_layers
-from ..patching.sentence_transformers import model_in
+from ..layers.sentence_transformers import model_in
 from ..patching.swap import patch_model
+from ..synthesizers.config import SynthesizerConfig
 from .closed_forms import has_closed_form
 from .distill import answers_of, relative_error, states_of, weight_losses
 from .head_gates import HeadGates, gated
@@ -250,7 +250,7 @@ def _frozen(*modules: nn.Module) -> Iterator[None]:
 
 
 def _require_stock(teacher: PreTrainedModel, what: str) -> None:
-    if any(isinstance(module, SynthesizerMixin) for module in teacher.modules()):
+    if is_patched(teacher):
         raise AlreadyPatchedError(f"{what} measures swaps in a stock model; this one is patched already.")
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.whole_files import write_whole
-from ..config import SynthesizerConfig
 from ..errors import InvalidConfigError, first_line
+from ..synthesizers.config import SynthesizerConfig
 
 Budget = float | int
 SHADES = " ░▒▓█"

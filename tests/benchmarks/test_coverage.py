@@ -20,9 +20,9 @@ from hf_synthesizer import (
     patch_model,
     unpatch_model,
 )
-from hf_synthesizer.checkpoints.model_mixin import SynthesizerModelMixin
 from hf_synthesizer.layers import synthesizer_class
 from hf_synthesizer.layers.model_types import served_types
+from hf_synthesizer.models.model_mixin import SynthesizerModelMixin
 
 ROWS = {row["model_type"]: row for row in read(survey.OUTPUT)}
 SERVED = {name: row for name, row in ROWS.items() if row["status"] == "served"}

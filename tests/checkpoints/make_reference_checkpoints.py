@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from hf_synthesizer import list_variants, patch_model
-from hf_synthesizer.patching.description import FORMAT_VERSION
+from hf_synthesizer.models.description import FORMAT_VERSION
 from tests.helpers.models import MIXTURES, build, randomize
 
 FOLDER = Path(__file__).parent / "reference_checkpoints"

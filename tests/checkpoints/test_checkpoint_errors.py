@@ -354,7 +354,7 @@ def test_a_process_that_did_not_import_the_plugin(folder: Path, hide: bool, trus
 
 
 def test_a_class_that_this_version_does_not_have(folder: Path) -> None:
-    from hf_synthesizer.checkpoints.auto import remote_class
+    from hf_synthesizer.models.registration import remote_class
 
     with pytest.raises(CheckpointMismatchError, match=r"'SynthesizerNovelModel'.*Install a newer one \(`pip install"):
         remote_class("SynthesizerNovelModel")

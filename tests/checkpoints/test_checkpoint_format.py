@@ -11,8 +11,8 @@ import transformers
 from safetensors.torch import load_file
 
 from hf_synthesizer import list_variants
-from hf_synthesizer.checkpoints.auto import remote_class
-from hf_synthesizer.patching.description import FORMAT_VERSION
+from hf_synthesizer.models.description import FORMAT_VERSION
+from hf_synthesizer.models.registration import remote_class
 from tests.checkpoints.make_reference_checkpoints import FOLDER, SPECS, logits
 from tests.helpers.models import MIXTURES
 

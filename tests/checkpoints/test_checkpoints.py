@@ -30,6 +30,7 @@ from hf_synthesizer import (
 )
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
 from hf_synthesizer.layers.mixin import SynthesizerMixin
+from hf_synthesizer.models import classes
 from tests.helpers.layers import LAYER_CLASSES
 from tests.helpers.models import HEADS, RELATIVES, VARIANTS, batch, build, first_output
 from tests.helpers.word_tokenizer import save_tokenizer
@@ -217,17 +218,16 @@ def test_saving_leaves_no_trace_in_an_unpatched_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", ["bert", "t5", "llama"])
 def test_every_auto_class_that_serves_a_stock_class_serves_the_patched_one(model_type: str) -> None:
     stock_config = type(AutoConfig.for_model(model_type))
-    config_class = models.config_class(stock_config)
+    config_class = classes.config_class(stock_config)
     for auto in vars(transformers).values():
         mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
         if mapping is not None and stock_config in mapping and "PreTrainedModel" in str(mapping[stock_config].__mro__):
-            assert mapping[config_class] is models.model_class(mapping[stock_config])
+            assert mapping[config_class] is classes.model_class(mapping[stock_config])
     config = AutoConfig.for_model(f"synthesizer_{model_type}")
     assert type(config) is config_class
 
 
 def test_a_class_that_is_asked_for_before_its_config_is_the_one_that_auto_classes_build() -> None:
-    from hf_synthesizer import models
 
     patched = models.SynthesizerXmodModel  # of a model type that nothing else here asks for
     assert AutoModel._model_mapping[patched.config_class] is patched

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from transformers import AutoModel, Trainer, TrainingArguments
 
 from hf_synthesizer import CheckpointMismatchError, SynthesizerConfig, count_parameters, list_variants, patch_model
-from hf_synthesizer.checkpoints.guard import Guard, fingerprint
+from hf_synthesizer.layers.guard import Guard, fingerprint
 from tests.helpers.models import MIXTURES, batch, build, first_output
 
 LAYER = "encoder.layer.0.attention.self"

@@ -71,7 +71,7 @@ def push_all(folder: str) -> dict[str, Any]:
     from transformers import Trainer
 
     from hf_synthesizer import SynthesizerConfig, patch_model
-    from hf_synthesizer.checkpoints.model_card import attach_model_card
+    from hf_synthesizer.checkpoints.trainer_model_card import attach_model_card
     from tests.helpers.models import build
     from tests.helpers.word_tokenizer import tokenizer
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from hf_synthesizer import SynthesizerConfig, list_variants, patch_model
-from hf_synthesizer.checkpoints.guard import Guard
+from hf_synthesizer.layers.guard import Guard
 from tests.helpers.models import MIXTURES, batch, build, first_output
 
 SPECS: dict[str, Any] = {

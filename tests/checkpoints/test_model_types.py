@@ -28,9 +28,10 @@ from transformers import (
 from transformers.models.auto.auto_factory import _LazyAutoMapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hf_synthesizer import models, patch_model, unpatch_model
-from hf_synthesizer.checkpoints.auto import INPUTS
+from hf_synthesizer import patch_model, unpatch_model
 from hf_synthesizer.layers.model_types import served_types
+from hf_synthesizer.models.classes import config_class
+from hf_synthesizer.models.registration import INPUTS
 from tests.helpers.models import build
 from tests.helpers.word_tokenizer import tokenizer
 
@@ -156,7 +157,7 @@ def by_config() -> dict[str, _LazyAutoMapping]:
 def hold(model_type: str) -> None:
     """Every mapping answers for the patched config as for the stock one."""
     stock = CONFIG_MAPPING[model_type]
-    own = models.config_class(stock)
+    own = config_class(stock)
     config = own.__new__(own)  # no value of it is asked for
     assert issubclass(own, PreTrainedConfig) and config.model_type == stock.model_type
     for name, mapping in by_model_type().items():

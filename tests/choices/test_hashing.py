@@ -73,7 +73,7 @@ def test_more_hashes_find_more_of_the_best_keys(name: str) -> None:
 
 
 def whole(length: int) -> Any:
-    from hf_synthesizer.choices.tokens import Tokens
+    from hf_synthesizer.logits.tokens import Tokens
 
     return Tokens(length, length, 0, None)
 

@@ -19,7 +19,7 @@ from transformers import BertTokenizerFast
 from hf_synthesizer.errors import DataError, InvalidConfigError
 from hf_synthesizer.glue import data as task_data
 from hf_synthesizer.glue.tasks import TASKS, get_task, predictions_of
-from hf_synthesizer.patching.plan import parse_layers
+from hf_synthesizer.patching.layer_text import parse_layers
 from shared import glue
 from shared.glue import ClassifierConversionArguments, DataArguments, LocalGlueMetric, load_data, load_metric, tokenize
 from tests.helpers.glue_rows import GOOD, row_of, write_rows

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from hf_synthesizer import SynthesizerConfig, SynthesizerError
-from hf_synthesizer.config import HeadGroupsConfig
+from hf_synthesizer.models import installing
 from hf_synthesizer.patching import swap
+from hf_synthesizer.synthesizers.config import HeadGroupsConfig
 from hf_synthesizer.synthesizers.registry import get_variant
 
 KINDS = {
@@ -110,7 +111,7 @@ def claimed_kinds_are_tested(request: pytest.FixtureRequest, monkeypatch: pytest
     patched: set[str] = set()
     asked: set[str] = set()
     errors: list[BaseException] = []
-    install, check, start = swap._install, SynthesizerConfig.__post_init__, SynthesizerError.__init__
+    install, check, start = swap.install, SynthesizerConfig.__post_init__, SynthesizerError.__init__
 
     def watch_install(model: Any, attention_layers: Any, plan: Any, *saved: Any) -> Any:
         asked.update(kinds_of(plan, len(attention_layers)))
@@ -126,7 +127,8 @@ def claimed_kinds_are_tested(request: pytest.FixtureRequest, monkeypatch: pytest
         start(error, *arguments)
         errors.append(error)
 
-    monkeypatch.setattr(swap, "_install", watch_install)
+    monkeypatch.setattr(swap, "install", watch_install)
+    monkeypatch.setattr(installing, "install", watch_install)
     monkeypatch.setattr(SynthesizerConfig, "__post_init__", watch_config)
     monkeypatch.setattr(SynthesizerError, "__init__", watch_error)
     yield

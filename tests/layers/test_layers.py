@@ -19,8 +19,8 @@ from transformers import AutoConfig, PreTrainedModel
 import hf_synthesizer
 from hf_synthesizer import models, patch_model
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
-from hf_synthesizer.checkpoints.guard import Guard
 from hf_synthesizer.layers import find_layer_class
+from hf_synthesizer.layers.guard import Guard
 from hf_synthesizer.layers.mixin import SynthesizerMixin
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
 from tests.helpers.layers import LAYER_CLASSES

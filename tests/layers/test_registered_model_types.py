@@ -11,7 +11,7 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_synthesizer import SynthesizerBertSelfAttention, SynthesizerT5Attention, patch_model
-from hf_synthesizer.checkpoints.guard import Guard
+from hf_synthesizer.layers.guard import Guard
 from tests.helpers.layers import LAYER_CLASSES, OF_TEXT
 from tests.helpers.models import (
     CHOOSING,

@@ -27,7 +27,7 @@ from hf_synthesizer import (
 )
 from hf_synthesizer.checkpoints.model_card import write_model_card
 from hf_synthesizer.checkpoints.tokenizer_length import shorten_saved
-from hf_synthesizer.patching.plan import parse_layers
+from hf_synthesizer.patching.layer_text import parse_layers
 from hf_synthesizer.plots import plot_suggestion, plot_transfer
 from hf_synthesizer.transfer import Suggestion
 from tests.helpers.models import build

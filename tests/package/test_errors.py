@@ -22,7 +22,7 @@ from hf_synthesizer import (
     patch_model,
     register_variant,
 )
-from hf_synthesizer.patching.description import plan_from_json
+from hf_synthesizer.models.description import plan_from_json
 from tests.helpers.models import bert_config, build
 
 

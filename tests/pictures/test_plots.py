@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from hf_synthesizer import InvalidConfigError, NotPatchedError, SynthesizerConfig, patch_model
 from hf_synthesizer.cli.app import app
+from hf_synthesizer.pictures.lengths import in_words
 from hf_synthesizer.pictures.recorded import record, words_of
 from hf_synthesizer.plots import (
     plot_attention,
@@ -24,7 +25,6 @@ from hf_synthesizer.plots import (
     plot_transfer,
     save,
 )
-from hf_synthesizer.plots.lengths import in_words
 from hf_synthesizer.transfer import HeadSuggestion, LayerTransfer, Suggestion, TransferReport
 from tests.helpers.models import build
 from tests.helpers.word_tokenizer import tokenizer

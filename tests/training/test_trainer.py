@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from hf_synthesizer import CheckpointMismatchError, NotPatchedError, patch_model
-from hf_synthesizer.checkpoints.model_card import attach_model_card
+from hf_synthesizer.checkpoints.trainer_model_card import attach_model_card
 from tests.helpers.models import build
 from tests.helpers.word_tokenizer import tokenizer
 

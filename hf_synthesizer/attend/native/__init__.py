@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from ...device.tracing import on_processor, traced
+from ...device.processor import on_processor
+from ...device.tracing import traced
 from ...logits.masks import AttentionMask
 from ..fit import is_plain
 from ..terms import Terms

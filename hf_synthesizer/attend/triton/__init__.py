@@ -15,7 +15,8 @@ from importlib.util import find_spec
 
 import torch
 
-from ...device.tracing import on_processor, traced
+from ...device.processor import on_processor
+from ...device.tracing import traced
 from ...logits.masks import AttentionMask
 from ..terms import Terms
 from .blocks import DTYPES, WIDTHS

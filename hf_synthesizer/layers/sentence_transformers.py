@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..checkpoints.tokenizer_length import longest_input
+from .patched import max_text_length
 
 _BEFORE = "_synthesizer_max_seq_length"
 
@@ -29,7 +29,7 @@ def model_in(thing: Any) -> Any:
 
 def shorten_texts(sentences: Any, model: PreTrainedModel) -> None:
     """Let a SentenceTransformer cut its texts at the longest input of its patched model, unless it does so earlier."""
-    longest, before = longest_input(model), sentences.max_seq_length
+    longest, before = max_text_length(model), sentences.max_seq_length
     if longest is not None and (before is None or before > longest):
         sentences.__dict__[_BEFORE] = before
         sentences.max_seq_length = longest

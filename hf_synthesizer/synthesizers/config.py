@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from .errors import InvalidConfigError, did_you_mean
+from ..errors import InvalidConfigError, did_you_mean
+from .registry import split_variant, variant_options
 
 MIXINGS = ("softmax", "sum")
 INITS = ("default", "handcrafted")
@@ -56,8 +57,6 @@ class SynthesizerConfig:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        from .synthesizers.registry import split_variant, variant_options
-
         parts = split_variant(self.variant)
         object.__setattr__(self, "variant", "+".join(parts))
         if self.factors is not None:
@@ -115,8 +114,6 @@ class SynthesizerConfig:
     @classmethod
     def create(cls, variant: str, **kwargs: Any) -> SynthesizerConfig:
         """From keyword arguments, where an option of a registered variant may stand beside the named fields."""
-        from .synthesizers.registry import variant_options
-
         names = {f.name for f in dataclasses.fields(cls)}
         options = kwargs.pop("options", {})
         _require(isinstance(options, Mapping), "options", options, "a dict")

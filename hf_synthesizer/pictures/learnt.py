@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
 from ..errors import NotPatchedError
-from ..pictures.tables import Table, tables_of
 from .figures import CELL, chosen, draw_map, label_scale
+from .tables import Table, tables_of
 
 MOST_LAYERS, MOST_HEADS = 6, 4
 

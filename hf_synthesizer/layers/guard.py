@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import MIXINGS, HeadGroupsConfig, LayerConfig, SynthesizerConfig
 from ..device.tracing import traced
 from ..errors import CheckpointMismatchError, UnsupportedModelError
+from ..synthesizers.config import MIXINGS, HeadGroupsConfig, LayerConfig, SynthesizerConfig
 from ..synthesizers.registry import list_variants
 
 UNKNOWN = 0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..layers import is_attention, model_type_of
-from ..layers.mixin import SynthesizerMixin
+from .mixin import SynthesizerMixin
+from .model_types import is_attention, model_type_of
 
 CROSS = re.compile("cross|encoder_attn|encdec|encoder_attention", re.IGNORECASE)
 """What models call the attention of a decoder to its encoder."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from ..device.tracing import traced
-from ..logits.masks import AttentionMask
-from ..logits.positions import Positions
+from .masks import AttentionMask
+from .positions import Positions
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How large and how costly a module is."""
+"""How many floating-point operations a forward pass takes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..attend import native
-from ..inference.fused import FusedSynthesizer
-
-
-def count_parameters(module: nn.Module, *, trainable_only: bool = True, biases: bool = True) -> int:
-    """The number of weights in a module; a weight shared by two modules counts once.
-
-    Args:
-        module: any module.
-        trainable_only: leave out frozen parameters (buffers, such as `fixed_random`'s table, are never counted).
-        biases: count parameters called `bias`, or ending in `_bias`, too. The paper's counts leave them out.
-    """
-    fused = [part for part in module.modules() if isinstance(part, FusedSynthesizer)]
-    out_of_reach = [entry for part in fused for entry in part.copied_parameters()]
-    named = [(name, parameter, parameter.requires_grad) for name, parameter in module.named_parameters()]
-    return sum(
-        parameter.numel()
-        for name, parameter, trainable in [*named, *out_of_reach]
-        if (trainable or not trainable_only) and (biases or not name.endswith("bias"))
-    )
 
 
 def count_flops(module: nn.Module, *inputs: Any, **kwargs: Any) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import HeadGroupsConfig, SynthesizerConfig
-from ..errors import CheckpointMismatchError, SynthesizerError
+from ..errors import CheckpointMismatchError, InvalidConfigError, SynthesizerError
+from ..layers.attention_layers import AttentionLayer
+from ..layers.projections import query_heads
+from ..synthesizers.config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
 from ..version import HOW_TO_INSTALL
-from .attention_layers import AttentionLayer
-from .plan import Plan
 from .served import Served
 
 FORMAT_VERSION = 1
@@ -18,13 +18,16 @@ WHERE = "the field 'synthesizer' of config.json"
 
 Rows = dict[str, list[Any]]
 
+Plan = dict[str, LayerConfig]
+"""From an attention layer's label to the configuration of its synthesizer."""
+
 
 @dataclass(frozen=True)
 class Description:
     """What `config.json` says of a patched model.
 
     Attributes:
-        layers: by a layer's label what it is made of, but for what only a model knows: how many heads there are (`with_heads`).
+        layers: by a layer's label what it is made of, but for what only a model knows: how many heads there are (`config_for_layer`).
         served: by a layer's label how it is served; empty for checkpoints of before this was written.
         depths: how many layers each stack has, those that are left stock included.
     """
@@ -154,3 +157,19 @@ def _one_or_more(entries: list[Any], number: Any) -> Any:
     if not number:
         raise TypeError("a layer has an empty list of groups of heads")
     return [_one(entries, single) for single in number]
+
+
+def config_for_layer(
+    asked: SynthesizerConfig | Sequence[SynthesizerConfig], attention_layer: AttentionLayer
+) -> LayerConfig:
+    """What a layer is made of, held against the heads that it has.
+
+    Raises:
+        InvalidConfigError: for heads that it does not have, or that are named twice; the layer is named.
+    """
+    if isinstance(asked, SynthesizerConfig) and asked.heads is None:
+        return asked
+    try:
+        return layer_config(asked, query_heads(attention_layer.module))
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"Layer {attention_layer.label!r}: {error}") from error

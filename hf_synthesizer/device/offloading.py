@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from .errors import SynthesizerError, UnsupportedModelError
+from ..errors import SynthesizerError, UnsupportedModelError
 
 
 def offloaded(module: nn.Module) -> str | None:

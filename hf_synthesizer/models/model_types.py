@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-PREFIX = "synthesizer_"
+MODEL_TYPE_PREFIX = "synthesizer_"
 
 
 class SynthesizerConfigs(dict[str, Any]):
@@ -26,15 +26,15 @@ class SynthesizerConfigs(dict[str, Any]):
         stock = self._stock_type(key)
         if stock is None:
             raise KeyError(key)
-        from .. import models
+        from .classes import config_class
 
-        return models.config_class(CONFIG_MAPPING[stock])
+        return config_class(CONFIG_MAPPING[stock])
 
     @staticmethod
     def _stock_type(key: object) -> str | None:
-        if not isinstance(key, str) or not key.startswith(PREFIX):
+        if not isinstance(key, str) or not key.startswith(MODEL_TYPE_PREFIX):
             return None
-        stock = key.removeprefix(PREFIX)
+        stock = key.removeprefix(MODEL_TYPE_PREFIX)
         return stock if stock in CONFIG_MAPPING else None
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..checkpoints.guard import Guard
 from ..errors import SynthesizerError, UnsupportedModelError
+from ..layers.attention_layers import AttentionLayer, find_attention_layers
+from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
-from .attention_layers import AttentionLayer, find_attention_layers
 from .description import plan_to_json
 from .served import PLACE
 

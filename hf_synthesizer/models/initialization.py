@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
 from ..synthesizers.base import LOADED
-from .guard import Guard
 
 
 def initialize_layers(model: PreTrainedModel) -> None:
@@ -18,7 +18,7 @@ def initialize_layers(model: PreTrainedModel) -> None:
 
     Layers in stock models inside the model are among them (T5's stacks), and those in patched ones are not: they come with theirs.
     """
-    from .model_mixin import SynthesizerModelMixin
+    from ..models.model_mixin import SynthesizerModelMixin
 
     for layer, owner in list(_layers(model, model)):
         if owner is model:

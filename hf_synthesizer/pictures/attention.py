@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError
-from ..pictures.recorded import LayerWeights, read_by, record, words_of
 from .figures import CELL, chosen, draw_map, label_scale, label_tokens
+from .recorded import LayerWeights, read_by, record, words_of
 
 MOST = 4
 """Layers and heads that are shown where nobody says which."""

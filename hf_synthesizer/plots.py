@@ -3,11 +3,11 @@
 Colours are told apart by those who see red and green alike, and no figure is registered anywhere.
 """
 
-from .attention import plot_attention
-from .curves import plot_suggestion, plot_training, plot_transfer
-from .figures import save
-from .learnt import plot_synthesizer
-from .lengths import plot_lengths
+from .pictures.attention import plot_attention
+from .pictures.curves import plot_suggestion, plot_training, plot_transfer
+from .pictures.figures import save
+from .pictures.learnt import plot_synthesizer
+from .pictures.lengths import plot_lengths
 
 __all__ = [
     "plot_attention",

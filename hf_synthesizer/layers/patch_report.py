@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..layers.mixin import SynthesizerMixin
-from ..layers.projections import find_projection_names, projection_of
+from ..synthesizers.parameters import count_parameters
 from .attention_layers import find_attention_layers
-from .counting import count_parameters
+from .mixin import SynthesizerMixin
+from .projections import find_projection_names, projection_of
 from .sentence_transformers import model_in
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ..layers.mixin import SynthesizerMixin
+from ..layers.patched import synthesized_layers
 
 SAMPLE = 256
 """Numbers a parameter. A step of an optimizer moves nearly all of them; to keep them all would double the memory."""
@@ -30,9 +30,7 @@ def changed_weights(model: nn.Module, samples: Samples) -> list[str]:
 
 
 def _kept(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    patched = tuple(
-        f"{name}.synthesizer." for name, module in model.named_modules() if isinstance(module, SynthesizerMixin)
-    )
+    patched = tuple(f"{name}.synthesizer." for name, _ in synthesized_layers(model))
     for name, parameter in model.named_parameters():
         # Meta tensors have no numbers, and those of subclasses (sharded, quantized) cannot be had one by one.
         if type(parameter) is nn.Parameter and not parameter.is_meta and not name.startswith(patched):

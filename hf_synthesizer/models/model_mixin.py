@@ -1,4 +1,4 @@
-"""Patched models as Transformers sees them: own model and config classes, so that a checkpoint cannot be mistaken."""
+"""What every class of a patched model has beside its stock class: how it is built, loaded, saved and pushed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
+from ..layers.guard import Guard
 from ..layers.mixin import SINCE_THEN
 from ..synthesizers.base import LOADED
-from .guard import Guard
 from .initialization import initialize_layers
 
 _BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
@@ -28,7 +28,7 @@ class SynthesizerModelMixin:
     """
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
-        from ..patching.swap import rebuild
+        from .installing import rebuild
 
         around = _BUILDING.get()
         token = _BUILDING.set(config)
@@ -59,7 +59,7 @@ class SynthesizerModelMixin:
     @classmethod
     def is_custom_code(cls) -> bool:
         """As the stock class: of its own classes alone Transformers converts names, and relies on them to leave alone what was loaded."""
-        from .conversions import AS_IN_MEMORY
+        from ..checkpoints.conversions import AS_IN_MEMORY
 
         stock = cls.__mro__[cls.__mro__.index(SynthesizerModelMixin) + 1]
         return AS_IN_MEMORY.get() or stock.is_custom_code()  # type: ignore[attr-defined]
@@ -76,9 +76,11 @@ class SynthesizerModelMixin:
             CheckpointMismatchError: when a tensor of a patched layer is missing, has another shape, was not asked for,
                 or belongs to another patch; when a file is damaged; when a description is newer than this version or unknown to it.
         """
-        from .conversions import has_names_of_memory, names_of_memory
-        from .files import require_own_files
-        from .matching import align, reading, require_match, require_safetensors, unify_precision
+        from ..checkpoints.conversions import has_names_of_memory, names_of_memory
+        from ..checkpoints.explained_errors import explain_load_errors
+        from ..checkpoints.files import require_own_files, require_safetensors
+        from ..checkpoints.loaded_weights import align_in_memory, unify_precision
+        from ..checkpoints.matching import require_match
 
         name = pretrained_model_name_or_path
         wants_info = kwargs.pop("output_loading_info", False)
@@ -98,14 +100,14 @@ class SynthesizerModelMixin:
                 **kwargs,
             )
 
-        with reading(name, **hub_arguments):
+        with explain_load_errors(name, **hub_arguments):
             model, info = load()
             if has_names_of_memory(model, info):
                 with names_of_memory():
                     model, info = load()
         require_match(model, info, name, ignore_mismatched)
         unify_precision(model)
-        align(model)
+        align_in_memory(model)
         return (model, info) if wants_info else model
 
     @staticmethod
@@ -113,7 +115,7 @@ class SynthesizerModelMixin:
         model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any
     ) -> Any:
         # What was looked at before may have been another revision, or the base of an adapter is read.
-        from .files import require_own_names
+        from ..checkpoints.files import require_own_names
 
         shards = (load_config.sharded_metadata or {}).get("weight_map", {}).values()
         require_own_names(shards, f"The index of {str(load_config.pretrained_model_name_or_path)!r}")
@@ -126,7 +128,7 @@ class SynthesizerModelMixin:
         Raises:
             CheckpointMismatchError: for an adapter that is one.
         """
-        from .files import require_safe_adapter
+        from ..checkpoints.files import require_safe_adapter
 
         if peft_model_id is not None:
             require_safe_adapter(peft_model_id, **{**(kwargs.get("adapter_kwargs") or {}), **kwargs})
@@ -144,10 +146,11 @@ class SynthesizerModelMixin:
         Raises:
             UnsupportedModelError: for weights that were quantized in memory, and for layers that no config describes.
         """
-        from ..patching.dropped import describe_what_is_there
-        from .auto import auto_map
-        from .conversions import stock_names
-        from .matching import pushing, require_plain_tensors
+        from ..checkpoints.auto import auto_map
+        from ..checkpoints.conversions import stock_names
+        from ..checkpoints.explained_errors import explain_push_errors
+        from ..checkpoints.files import require_plain_tensors
+        from .dropped import describe_what_is_there
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
@@ -156,7 +159,7 @@ class SynthesizerModelMixin:
         state_dict = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
         require_plain_tensors(self, state_dict)  # type: ignore[arg-type]
         repo_id = kwargs.get("repo_id", Path(save_directory).name) if kwargs.get("push_to_hub") else None
-        pushed = pushing(self, repo_id) if repo_id else nullcontext()  # type: ignore[arg-type]
+        pushed = explain_push_errors(self, repo_id) if repo_id else nullcontext()  # type: ignore[arg-type]
         with auto_map(self), stock_names(self, list(state_dict)), pushed:  # type: ignore[arg-type]
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
         if is_main_process:
@@ -164,9 +167,9 @@ class SynthesizerModelMixin:
 
     def push_to_hub(self, repo_id: str, *args: Any, **kwargs: Any) -> Any:
         """As Transformers' own, with our card; a failure leaves model and files as they were, and says so."""
-        from .matching import pushing
+        from ..checkpoints.explained_errors import explain_push_errors
 
-        with pushing(self, repo_id):  # type: ignore[arg-type]
+        with explain_push_errors(self, repo_id):  # type: ignore[arg-type]
             return super().push_to_hub(repo_id, *args, **kwargs)  # type: ignore[misc]
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
@@ -199,9 +202,9 @@ class SynthesizerModelMixin:
 
     def _complete(self, folder: Path, repo_id: str | None = None) -> None:
         """Add to a saved checkpoint what lies beside its weights: the card, the shim, and a tokenizer's new maximum."""
-        from .auto import write_shim
-        from .model_card import write_model_card
-        from .tokenizer_length import shorten_saved
+        from ..checkpoints.auto import write_shim
+        from ..checkpoints.model_card import write_model_card
+        from ..checkpoints.tokenizer_length import shorten_saved
 
         write_shim(folder)
         write_model_card(self, folder, repo_id=repo_id)  # type: ignore[arg-type]
@@ -213,9 +216,9 @@ class SynthesizerModelMixin:
     def _upload_modified_files(
         self, working_dir: Any, repo_id: str, files_timestamps: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        from .auto import SHIM
-        from .model_card import FILE
-        from .tokenizer_length import shorten_pushed
+        from ..checkpoints.auto import SHIM
+        from ..checkpoints.model_card import FILE
+        from ..checkpoints.tokenizer_length import shorten_pushed
 
         # Transformers has just put a card there, the repo's or an empty form.
         self._complete(Path(working_dir), repo_id)
@@ -224,13 +227,3 @@ class SynthesizerModelMixin:
         ours = (SHIM.name, FILE)
         timestamps = {name: time for name, time in files_timestamps.items() if name not in ours}
         return super()._upload_modified_files(working_dir, repo_id, timestamps, *args, **kwargs)  # type: ignore[misc]
-
-
-def patched_class(model: PreTrainedModel) -> type[PreTrainedModel]:
-    """The `SynthesizerXxx` class of a patched model; its own class may be a subclass that a wrapper made (FSDP2)."""
-    return next(cls for cls in type(model).__mro__ if SynthesizerModelMixin in cls.__bases__)
-
-
-def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
-    """The class that a patched model had before."""
-    return patched_class(model).__bases__[1]

@@ -15,13 +15,13 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
-from ..checkpoints.guard import Guard
-from ..config import LayerConfig
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..layers import find_layer_class, synthesizer_class
+from ..layers.attention_layers import AttentionLayer
+from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
 from ..layers.stock_forward import StockForwardLayer
-from .attention_layers import AttentionLayer
+from ..synthesizers.config import LayerConfig
 
 logger = logging.get_logger(__name__)
 

@@ -1,0 +1,139 @@
+"""The synthesized classes of stock classes: each is made when it is first asked for, and stands in `hf_synthesizer.models`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, cast
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..checkpoints.conversions import convert_as_stock
+from ..errors import UnsupportedModelError
+from ..layers.layer_classes import synthesizer_class
+from ..layers.stock_classes import CLASSES, PREFIX, find_attention, find_config_or_model
+from .model_mixin import SynthesizerModelMixin
+from .model_types import MODEL_TYPE_PREFIX
+from .towers import TowerConfig
+
+
+def synthesized_class(stock_name: str) -> type:
+    """The synthesized class of the stock class of that name: of a config, a model or an attention layer.
+
+    Raises:
+        LookupError, ImportError: where the installed Transformers has none.
+    """
+    stock = find_config_or_model(stock_name)
+    if isinstance(stock, type) and issubclass(stock, PreTrainedConfig):
+        return config_class(stock)
+    if isinstance(stock, type) and issubclass(stock, PreTrainedModel):
+        return model_class(stock)
+    keeps_stock_forward, as_saved = stock_name.endswith("WithStockForward"), stock_name.endswith("AsSaved")
+    attention = find_attention(stock_name.removesuffix("WithStockForward").removesuffix("AsSaved"))
+    return synthesizer_class(attention, keeps_stock_forward=keeps_stock_forward, as_saved=as_saved)
+
+
+class SynthesizerModelType:
+    """The `model_type` of a synthesized config class: a class is asked what a checkpoint says, an object what its model is.
+
+    - `SynthesizerWhisperConfig.model_type` is "synthesizer_whisper". Transformers reads it off the class to write
+      `config.json`, and to register it. A Transformers that does not know it stops there.
+    - `config.model_type` is "whisper". Transformers reads it off the object to choose what the model needs: how a generation
+      begins, what a pipeline hands over, how tensors are named. A patched model needs what the stock model needs.
+
+    Assignments are passed over: configs assign what stood in `config.json`.
+    """
+
+    def __init__(self, stock: str):
+        self.stock = stock
+
+    def __get__(self, config: PreTrainedConfig | None, owner: type | None = None) -> str:
+        return MODEL_TYPE_PREFIX + self.stock if config is None else self.stock
+
+    def __set__(self, config: PreTrainedConfig, value: str) -> None:
+        pass
+
+
+def describes_patch(config: PreTrainedConfig) -> bool:
+    """Whether a config describes a patched model."""
+    return type(config).model_type.startswith(MODEL_TYPE_PREFIX)
+
+
+def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
+
+    def make() -> type[PreTrainedConfig]:
+        return type(
+            f"{PREFIX}{stock.__name__}",
+            (TowerConfig, stock) if stock.base_config_key else (stock,),
+            {
+                "__module__": CLASSES,
+                "__doc__": f"`{stock.__name__}`, and which layers are synthesized and how.",
+                "__annotations__": {"synthesizer": "dict | None"},
+                "synthesizer": None,
+                "model_type": SynthesizerModelType(stock.model_type),
+                "base_model_tp_plan": _without_attention(stock.base_model_tp_plan),
+            },
+        )
+
+    cls = _kept(stock, make)
+    if cls not in _REGISTERED:
+        from .registration import register_auto_classes
+
+        _REGISTERED.add(cls)
+        register_auto_classes(stock, cls)
+    return cls
+
+
+def _without_attention(plan: dict[str, str] | None) -> dict[str, str] | None:
+    """A plan of tensor parallelism that leaves attention whole on each device: logits are made for all heads at once."""
+    if plan is None:
+        return None
+    return {rule: style for rule, style in plan.items() if not _ATTENTION.search(rule)}
+
+
+_ATTENTION = re.compile(r"(^|\.)(self_)?att(entio)?n(\.|$)")
+_REGISTERED: set[type[PreTrainedConfig]] = set()
+
+
+def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """`SynthesizerXxx` of a model class, which builds the patched layers that its config describes."""
+    # This makes the model class too, for Auto classes.
+    synthesizer_config = config_class(cast(type[PreTrainedConfig], stock.config_class))
+
+    def make() -> type[PreTrainedModel]:
+        members = {
+            "__module__": CLASSES,
+            "__doc__": f"`{stock.__name__}` with synthesized self-attention.",
+            "config_class": synthesizer_config,
+        }
+        cls = type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
+        convert_as_stock(stock, cls)
+        return cls
+
+    return _kept(stock, make)
+
+
+def _kept(stock: type, make: Any) -> Any:
+    """What was made of a stock class before, or is made now; under its name in this module."""
+    made = _MADE.get(stock)
+    if made is None:
+        made = _MADE[stock] = make()
+        setattr(sys.modules[CLASSES], made.__name__, made)
+    return made
+
+
+_MADE: dict[type, type] = {}
+
+
+def stock_of(patched: type) -> type:
+    """The stock class that a synthesized class, or a subclass that a wrapper made of it, came from.
+
+    Raises:
+        UnsupportedModelError: for any other class.
+    """
+    for cls in patched.__mro__:
+        for stock, made in _MADE.items():
+            if made is cls:
+                return stock
+    raise UnsupportedModelError(f"{patched.__name__} is no synthesized class.")

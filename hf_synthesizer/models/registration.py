@@ -1,0 +1,81 @@
+"""What Transformers' Auto classes are told of patched models, and the classes that a checkpoint asks for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING
+
+from ..checkpoints.auto import auto_model_classes
+from ..errors import CheckpointMismatchError
+from ..layers.stock_classes import CLASSES
+from ..version import HOW_TO_INSTALL, __version__
+
+
+def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: type[PreTrainedConfig]) -> None:
+    """Register the patched classes of a model type with each Auto class that serves the stock classes."""
+    from .classes import model_class
+
+    AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    # Transformers calls this when a checkpoint was loaded with trust_remote_code. Its answer is to copy the module of
+    # the class into every later checkpoint; ours carry the shim instead.
+    config_class.register_for_auto_class = classmethod(lambda cls, auto_class="AutoConfig": None)  # type: ignore
+    for auto_class in auto_model_classes():
+        mapping = auto_class._model_mapping
+        if stock_config not in mapping:
+            continue
+        stock = mapping[stock_config]
+        # A few model types have several classes for one task, and choose by the config.
+        patched = model_class(stock[0] if isinstance(stock, (tuple, list)) else stock)
+        if patched.config_class is not config_class:
+            continue  # a class for the text part alone, which has a config, and an entry, of its own (Llama 4)
+        auto_class.register(config_class, patched, exist_ok=True)
+        # Pipelines and the Trainer's model card look classes up by name.
+        mapping._model_mapping.setdefault(config_class.model_type, patched.__name__)
+    for mapping in INPUTS:
+        _answer_as_stock(mapping, stock_config, config_class)
+
+
+INPUTS = (
+    TOKENIZER_MAPPING,
+    IMAGE_PROCESSOR_MAPPING,
+    VIDEO_PROCESSOR_MAPPING,
+    FEATURE_EXTRACTOR_MAPPING,
+    PROCESSOR_MAPPING,
+)
+"""What `AutoTokenizer`, `AutoProcessor` and the like look up by the class of a config: a patched model takes what the stock one
+takes."""
+
+
+def _answer_as_stock(mapping: Any, stock_config: type[PreTrainedConfig], config_class: type[PreTrainedConfig]) -> None:
+    """Let a mapping from config classes say of a patched class what it says of the stock one, and import nothing yet."""
+    if stock_config in mapping._extra_content:  # from outside Transformers
+        mapping.register(config_class, mapping._extra_content[stock_config], exist_ok=True)
+        return
+    own = mapping._reverse_config_mapping.get(stock_config.__name__)
+    types = [model_type for model_type, name in mapping._config_mapping.items() if name == stock_config.__name__]
+    # Several model types may have one config class; what counts is one that the mapping knows.
+    known = [model_type for model_type in (own, *types) if model_type in mapping._model_mapping]
+    if known:
+        mapping._reverse_config_mapping[config_class.__name__] = known[0]
+
+
+def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:
+    """The config or model class of that name: what the shim asks for.
+
+    Raises:
+        CheckpointMismatchError: when this version of the package has none.
+    """
+    try:
+        return getattr(importlib.import_module(CLASSES), name)
+    except AttributeError as error:
+        raise CheckpointMismatchError(
+            f"The checkpoint's config.json asks for the class {name!r}, which hf_synthesizer {__version__} does not have. "
+            f"Install a newer one ({HOW_TO_INSTALL}), or import the package that registers this model type first."
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 DECISIONS = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
 PARTS = ("Problem", "Decision", "Consequence")
 WORDS = 120
+OUTSIDE = [ROOT / name for name in ("tests", "benchmarks", "examples", "docs")]
+"""Folders beside the package, which the page maps too."""
 
 SLOW_CALL = """
 import torch
@@ -43,7 +46,13 @@ def test_functions_of_the_walk_are_in_their_files() -> None:
 
 def test_every_room_is_on_the_page() -> None:
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert rooms <= set(re.findall(r"^\| `(\w+)/` \|", ARCHITECTURE, re.MULTILINE))
+    assert rooms == set(re.findall(r"^\| `(\w+)/` \|", ARCHITECTURE, re.MULTILINE)) - {path.name for path in OUTSIDE}
+
+
+def test_the_arrows_are_those_that_lint_holds() -> None:
+    drawn = ARCHITECTURE.split("## Rooms and arrows")[1].split("```")[1].split("▼")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert [line.strip() for line in drawn] == settings["tool"]["importlinter"]["contracts"][0]["layers"]
 
 
 def test_a_decision_has_three_parts_and_is_short() -> None:

@@ -14,7 +14,10 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "results/benchmarks.md",
     "benchmarks/tried.md": "results/tried.md",
-    **{f"benchmarks/{name}/results.md": f"results/{name}.md" for name in ("block", "heads", "model", "paper", "pretrained")},
+    **{
+        f"benchmarks/{name}/results.md": f"results/{name}.md"
+        for name in ("block", "heads", "model", "paper", "pretrained")
+    },
 }
 """The documents outside `docs/` that have a page, because the page includes them."""
 LINK = re.compile(r"(?<=\]\()((?!/|[a-z]+:)[^)#\s]+\.md)")

@@ -1,9 +1,10 @@
 """Writes the matrix of docs/compatibility.md, and the tests behind it, from the markers `feature` in the tests.
 
     python -m docs.compatibility          # writes both pages
-    python -m docs.compatibility --check  # only says whether they are what the markers say
+    python -m docs.compatibility --check  # only says whether both pages agree with the markers
 
-A cell is what tests claim, and a test that claims what it does not do fails (tests/helpers/features.py). The tests are collected, not run.
+A cell says what the markers of its tests claim. A test fails if it does not do what its marker claims (tests/helpers/features.py).
+This script collects the tests and does not run them.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ PLACE = re.compile(
 )
 
 Test = tuple[str, str]
-"""File, from `tests/`, and function."""
+"""File below `tests/`, and function."""
 Claims = dict[tuple[str, str], dict[bool, list[Test]]]
-"""By feature and kind: the tests that say it works (False), and that it is refused (True)."""
+"""For each feature and kind of variant: the tests that say it works (False), and those that say it is refused (True)."""
 
 
 class Collector:
-    """A plugin of pytest that keeps what the collected tests claim."""
+    """A plugin of pytest that writes the claims of the collected tests to a file."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -37,7 +38,7 @@ class Collector:
     def pytest_collection_finish(self, session) -> None:
         from tests.helpers.features import claims
 
-        found = {
+        collected = {
             (
                 name,
                 kind,
@@ -49,11 +50,11 @@ class Collector:
             for name, kinds, marker in claims(item)
             for kind in kinds
         }
-        self.path.write_text(json.dumps(sorted(found)), encoding="utf-8")
+        self.path.write_text(json.dumps(sorted(collected)), encoding="utf-8")
 
 
 def collect(path: Path) -> None:
-    """Write the claims of all tests, the slow ones too, to a file."""
+    """Write the claims of all tests, slow ones included, to a file."""
     import pytest
 
     marked = [str(file) for file in (ROOT / "tests").rglob("test_*.py") if "mark.feature(" in file.read_text("utf-8")]
@@ -62,11 +63,11 @@ def collect(path: Path) -> None:
 
 
 def read_claims(path: Path) -> Claims:
-    """What `collect` found, in a process of its own: pytest leaves much behind."""
+    """The claims that `collect` writes. It runs in another process, because pytest changes the process it runs in."""
     command = [sys.executable, "-m", "docs.compatibility", "--collect", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode:
+        raise SystemExit(process.stdout + process.stderr)
     claims: Claims = defaultdict(lambda: defaultdict(list))
     for name, kind, refused, file, function in json.loads(path.read_text(encoding="utf-8")):
         claims[name, kind][refused].append((file, function))
@@ -85,10 +86,10 @@ def matrix(claims: Claims) -> str:
     return "\n".join([*lines, "", "Kinds of variant, as the columns name them:", "", *legend])
 
 
-def cell(found: dict[bool, list[Test]]) -> str:
-    """Works, refused, or (where some variants of a kind do and others don't) both, each a link to a test."""
-    said = [f"[{'refused' if refused else 'works'}]({address(found[refused][0])})" for refused in sorted(found)]
-    return ", ".join(said) or "no test"
+def cell(tests: dict[bool, list[Test]]) -> str:
+    """The words works, refused or both (where variants of a kind differ), each a link to a test."""
+    links = [f"[{'refused' if refused else 'works'}]({address(tests[refused][0])})" for refused in sorted(tests)]
+    return ", ".join(links) or "no test"
 
 
 def address(test: Test) -> str:
@@ -100,26 +101,26 @@ def anchor(test: Test) -> str:
 
 
 def tests_page(claims: Claims) -> str:
-    """The code of each test that a cell leads to."""
-    tests = {found[refused][0] for found in claims.values() for refused in found}
+    """The code of each test that a cell links to."""
+    tests = {claimed[refused][0] for claimed in claims.values() for refused in claimed}
     parts = [
         f"({anchor((file, function))})=\n## {function}\n\n`tests/{file}`\n\n"
         f"```{{literalinclude}} ../tests/{file}\n:language: python\n:pyobject: {function}\n```\n"
         for file, function in sorted(tests)
     ]
-    head = "# The tests behind the matrix\n\nWhere the cells of [the matrix](compatibility.md) lead. `docs/compatibility.py` writes this page.\n\n"
+    head = "# The tests behind the matrix\n\nThe cells of [the matrix](compatibility.md) link to these tests. `docs/compatibility.py` writes this page.\n\n"
     return head + "\n".join(parts)
 
 
 def pages(folder: Path) -> dict[Path, str]:
-    """What both pages ought to say."""
+    """The text that both pages should have."""
     claims = read_claims(folder / "claims.json")
     old = MATRIX.read_text(encoding="utf-8")
     return {MATRIX: PLACE.sub(rf"\g<1>\n{matrix(claims)}\n\n\g<2>", old), TESTS: tests_page(claims)}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write or check both pages; how many are not what they should be."""
+    """Write or check both pages. Returns how many pages are out of date."""
     import tempfile
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if arguments.check:
-            sys.stderr.write(f"{path.name} is not what the tests say: run python -m docs.compatibility\n")
+            sys.stderr.write(f"{path.name} is out of date: run python -m docs.compatibility\n")
         else:
             path.write_text(wanted[path], encoding="utf-8")
     return len(stale) if arguments.check else 0

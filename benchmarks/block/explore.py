@@ -1,4 +1,4 @@
-"""Times what was tried on the way to the fast routes, beside what was kept. docs/performance.md tells the story.
+"""Times what was tried on the way to the fast routes, beside what was kept. benchmarks/tried.md tells the story.
 
     python -m benchmarks.block.explore  # a few minutes on two cores; the compiled ways need a C++ compiler
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.block.layers                                  # all layer classes at length 512, as far as they are missing
     python -m benchmarks.block.layers --threads 1 --models llama,bart  # some, on one core
-    python -m benchmarks.report.tables                                 # the table in docs/performance.md
+    python -m benchmarks.report.tables                                 # the table in benchmarks/block/results.md
 
 A block is the attention module as the model calls it: with the masks, rotations and biases that the model makes for it, which
 is not timed, and with the output projection that BERT has outside of it. Weights are random. Padding is only for what has
@@ -115,7 +115,7 @@ MODELS = {
 
 def main(argv: list[str] | None = None) -> None:
     """Measure what is asked for and not there yet."""
-    made = parser(__doc__, "faces.csv", VARIANTS)
+    made = parser(__doc__, "layers.csv", VARIANTS)
     made.set_defaults(lengths=[512], batch_sizes=[8], modes=["inference"], dtypes=["float32"])
     made.add_argument("--models", type=choices(*MODELS), default=None, help="names separated by commas")
     arguments = made.parse_args(argv)

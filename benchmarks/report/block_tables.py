@@ -51,6 +51,22 @@ def speed() -> str:
     return by_variant(blocks_of_processors(attention_rows(), columns), headline)
 
 
+def variants() -> str:
+    """What a user chooses by: each variant at 512 tokens in batches of 8, on the processor with the native kernels."""
+    rows = [row for row in attention_rows() if not row["variant"].startswith(BESIDE) and "(" not in row["variant"]]
+    cells = (
+        ("inference", {"mode": "inference", "padding": "none"}),
+        ("inference, ragged", {"mode": "inference", "padding": "ragged"}),
+        ("inference, bfloat16", {"mode": "inference", "padding": "none", "dtype": "bfloat16"}),
+        ("training", {"mode": "train", "padding": "none"}),
+        ("training, dropout 0.1", {"mode": "train", "padding": "none", "dropout": "0.1"}),
+        ("training, bfloat16", {"mode": "train", "padding": "none", "dtype": "bfloat16"}),
+    )
+    first = [row for row in rows if row["cpu"] == rows[0]["cpu"]]
+    columns = [(title, chosen(first, length="512", batch_size="8", **conditions)) for title, conditions in cells]
+    return by_variant(columns, headline)
+
+
 def account() -> str:
     """What each form costs beside its own floor and that of given weights, unpadded inference."""
 

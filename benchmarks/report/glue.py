@@ -16,7 +16,7 @@ from benchmarks.report.glue_plot import plot
 from benchmarks.report.glue_tables import RESULTS, probes, read, starts, table
 from benchmarks.report.table_places import parser_of, write_tables
 
-DOCUMENTS = tuple(ROOT / "docs" / name for name in ("glue.md", "transfer.md", "sparse.md"))
+DOCUMENTS = tuple(ROOT / name for name in ("docs/glue.md", "docs/sparse.md", "benchmarks/tried.md"))
 
 
 def main(argv: list[str] | None = None) -> None:

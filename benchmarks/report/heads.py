@@ -1,6 +1,6 @@
-"""Tables and plot of the benchmark of heads, from the files that benchmarks/heads/curve.py and benchmarks/block/attention.py wrote.
+"""Tables and plots of the benchmark of heads, from the files that benchmarks/heads/curve.py and benchmarks/block/attention.py wrote.
 
-    python -m benchmarks.report.heads          # writes curve.png beside the results, and the tables into the documents
+    python -m benchmarks.report.heads          # writes curve.png and kept.png beside the results, and the tables into the documents
     python -m benchmarks.report.heads --check  # only says whether documents and results agree
 
 `<!-- table: heads-curve (benchmarks/report/heads.py) -->` … `<!-- end of table -->` is where the table `heads-curve` goes.
@@ -12,15 +12,17 @@ import sys
 from pathlib import Path
 
 from benchmarks.measurements.records import ROOT
-from benchmarks.report.heads_plot import plot
+from benchmarks.report.heads_plot import plot, plot_kept
 from benchmarks.report.heads_tables import KEPT, RESULTS, SPEED, bars, curve, missing, read, speed, stock, tasks
 from benchmarks.report.table_places import parser_of, write_tables
 
-DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("glue.md", "performance.md")))
+DOCUMENTS = tuple(
+    ROOT / name for name in ("README.md", "docs/performance.md", "benchmarks/heads/results.md", "benchmarks/tried.md")
+)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Write tables and plot; or check them."""
+    """Write tables and plots; or check the tables."""
     parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--speed", type=Path, default=SPEED)
@@ -42,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     if not arguments.check:
         print(curve(results))
         plot(results, arguments.results / "curve.png")
+        plot_kept(results, arguments.results / "kept.png")
 
 
 if __name__ == "__main__":

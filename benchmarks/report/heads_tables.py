@@ -135,9 +135,15 @@ def bars(results: Results) -> str:
 
 
 def cache(results: Results, share: int) -> str:
-    """What a decoder of this shape would keep of its tokens with the heads that were chosen for `random`, relative to stock."""
+    """The cache of a decoder as a cell of a table."""
+    measured = cache_share(results, share)
+    return "" if measured is None else f"{measured:.2f}"
+
+
+def cache_share(results: Results, share: int) -> float | None:
+    """The cache that a decoder of this shape needs with the heads that were chosen for `random`, relative to stock."""
     found = [r["cache_share"] for r in results if (r["variant"], r["by"], r["share"]) == ("random", "heads", share)]
-    return f"{statistics.mean(found):.2f}" if found else ""
+    return statistics.mean(found) if found else None
 
 
 def tasks(results: Results) -> str:

@@ -115,7 +115,7 @@ def explore() -> str:
 
 def layers() -> str:
     """One attention block behind each own layer class, relative to its stock module."""
-    rows = read(RESULTS / "faces.csv")
+    rows = read(RESULTS / "layers.csv")
     paddings = {"none": "", "ragged": ", ragged"}
     variants = dict.fromkeys(row["variant"] for row in rows if row["variant"] != "stock sdpa")
     of = {(row["model"], row["variant"], row["padding"]): row for row in rows if row["status"] == "ok"}

@@ -49,7 +49,7 @@ def served() -> Table:
         [_layer_classes(layer_class), str(len(names)), ", ".join(names)]
         for layer_class, names in sorted(types.items(), key=lambda item: (" " in item[0], -len(item[1]), item[0]))
     ]
-    return ["layer_class", "types", "model types"], lines
+    return ["layer class", "types", "model types"], lines
 
 
 def not_served(status: str) -> Table:
@@ -70,6 +70,4 @@ def reason(why: str) -> str:
 
 
 def _layer_classes(layer_class: str) -> str:
-    return " and ".join(
-        f"`{name}`" if name != "StockForwardLayer" else "StockForwardLayer" for name in layer_class.split()
-    )
+    return " and ".join(f"`{name}`" for name in layer_class.split())

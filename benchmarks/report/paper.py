@@ -1,7 +1,7 @@
-"""The tables and plots of docs/tasks.md, from the files that benchmarks/paper/scores.py and benchmarks/pretrained/scores.py wrote.
+"""The tables and plots of the paper's tasks and of pretrained models, from the files that benchmarks/paper/scores.py and benchmarks/pretrained/scores.py wrote.
 
-    python -m benchmarks.report.paper          # writes the tables into the document, and draws the plots
-    python -m benchmarks.report.paper --check  # only says whether document and results agree
+    python -m benchmarks.report.paper          # writes the tables into the documents, and draws the plots
+    python -m benchmarks.report.paper --check  # only says whether documents and results agree
 
 `<!-- table: paper-clm (benchmarks/report/paper.py) -->` … `<!-- end of table -->` is where the table `paper-clm` goes.
 """
@@ -20,7 +20,7 @@ from benchmarks.report.pretrained_tables import POINTS, PRETRAINED, TITLES, of_t
 from benchmarks.report.table_places import parser_of, write_tables
 from hf_synthesizer.plots import save
 
-DOCUMENT = ROOT / "docs" / "tasks.md"
+DOCUMENTS = tuple(ROOT / "benchmarks" / name / "results.md" for name in ("paper", "pretrained"))
 
 
 def makers_of(folder: Path) -> dict[str, Callable[[], str]]:
@@ -55,9 +55,9 @@ def main(argv: list[str] | None = None) -> None:
     """Write the tables, or check them."""
     parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--document", type=Path, default=DOCUMENT)
+    parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS)
     arguments = parser.parse_args(argv)
-    write_tables([arguments.document], "paper", makers_of(arguments.results), check=arguments.check)
+    write_tables(arguments.documents, "paper", makers_of(arguments.results), check=arguments.check)
     if not arguments.check:
         draw(arguments.results)
 

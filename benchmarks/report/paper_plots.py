@@ -1,4 +1,4 @@
-"""The plots of docs/tasks.md: orders of variants here and in the literature, and what a pretrained model keeps."""
+"""The plots of the paper's tasks and of pretrained models: orders of variants here and in the literature, and what a pretrained model keeps."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from benchmarks.report.table_text import markdown
 DOCUMENTS = (
     ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs" / name for name in ("models.md", "performance.md", "real_weights.md", "sparse.md")),
+    *(ROOT / "benchmarks" / name for name in ("block/results.md", "model/results.md", "tried.md")),
 )
 
 
@@ -50,6 +51,7 @@ def covered() -> str:
 TABLES = {
     made.__name__: made
     for made in (
+        block_tables.variants,
         block_tables.speed,
         block_tables.account,
         block_bars.bars,

@@ -48,7 +48,7 @@ class BesideLayers(WeightConverter):
     checkpoint one by one. Loading finds them there as it is.
     """
 
-    __attention_layers__ = ("layers",)
+    __slots__ = ("layers",)
     layers: tuple[str, ...]
 
     @classmethod

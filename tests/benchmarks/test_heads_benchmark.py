@@ -155,7 +155,8 @@ def test_the_curve_is_relative_to_stock_fine_tuned_as_often(tmp_path: Path) -> N
     assert "| `random` | closed form alone | 25, 50, 75, 90, 95, 100 |" in table.missing(results)
     assert "| as it was converted |  |  | 65.0 | 50.0 |  |" in table.stock(results)
     heads_plot.plot([*results, *whole], tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").stat().st_size > 5_000
+    heads_plot.plot_kept([*results, *whole], tmp_path / "kept.png")
+    assert all((tmp_path / name).stat().st_size > 5_000 for name in ("curve.png", "kept.png"))
 
 
 def test_bars_are_judged_on_all_tasks_and_say_by_how_much_they_are_missed() -> None:

@@ -103,7 +103,7 @@ def test_the_table_stands_beside_the_literature(tmp_path: Path) -> None:
     (tmp_path / "paper").mkdir()
     for row in rows:
         (tmp_path / "paper" / f"{row['variant']}-{row['seed']}.json").write_text(json.dumps(row))
-    where = [f"--results={tmp_path}", f"--document={document}"]
+    where = [f"--results={tmp_path}", f"--documents={document}"]
     with pytest.raises(SystemExit, match="disagree"):
         report.main([*where, "--check"])
     report.main(where)

@@ -83,7 +83,7 @@ def test_every_registered_layer_class_has_a_block() -> None:
 
 
 def test_opts_padding_at_minus_one_is_served_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPT names −1 as the position of padding, and all other tokens by their attention layers."""
+    """OPT names −1 as the position of padding, and all other tokens by their index."""
     from hf_synthesizer.attend import static
 
     config = OPTConfig(

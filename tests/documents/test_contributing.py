@@ -20,6 +20,9 @@ model = patch_model(build("BertForSequenceClassification"), "distance+salience")
 model(**batch("BertForSequenceClassification")).logits.sum().backward()
 grads = [parameter.grad for name, parameter in model.named_parameters() if "log_slope" in name]
 assert len(grads) == 2 and all(grad.abs().max() > 0 for grad in grads)
+slopes = patch_model(build("BertForSequenceClassification"), "distance", slope=0.1).state_dict()
+slopes = [tensor for name, tensor in slopes.items() if "log_slope" in name]
+assert len(slopes) == 2 and all(torch.allclose(slope.exp(), torch.tensor(0.1)) for slope in slopes)
 model = patch_model(decoder("t5"), "distance")
 ids, keep = torch.randint(2, 64, (2, 5)), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
 settings = dict(do_sample=False, max_new_tokens=4, min_new_tokens=4)

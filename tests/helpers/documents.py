@@ -28,6 +28,8 @@ DOCUMENTS = {
             )
         ),
         *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED),
+        ROOT / "benchmarks" / "tried.md",
+        *sorted((ROOT / "benchmarks").glob("*/results.md")),
     )
 }
 

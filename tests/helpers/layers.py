@@ -46,7 +46,7 @@ class Sample:
     takes: str = "text"
     generates: bool = False
     counts_indices: bool = False
-    """Whether tokens are known by their attention layer, so that padding on the left moves them in the stock model too."""
+    """Whether tokens are known by their index in the batch, so that padding on the left moves them in the stock model too."""
 
 
 LAYER_CLASSES: dict[str, Sample] = {

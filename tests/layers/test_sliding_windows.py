@@ -78,7 +78,7 @@ def test_assisted_decoding_with_a_pattern_of_positions_beyond_the_window() -> No
     assert torch.equal(model.generate(ids, assistant_model=assistant, **settings), expected)
 
 
-@pytest.mark.parametrize("explicit", [False, True], ids=["attention layers", "visible tokens"])
+@pytest.mark.parametrize("explicit", [False, True], ids=["all tokens", "visible tokens"])
 @pytest.mark.parametrize("variant", ["random", "random+dot_product", "sparse_fixed"])
 def test_steps_behind_a_gap_and_beyond_the_window_are_those_of_one_pass(variant: str, explicit: bool) -> None:
     model, ids, keep = gemma(variant), torch.randint(1, 50, (2, 14)), torch.ones(2, 14, dtype=torch.long)

@@ -24,18 +24,18 @@ class StaticTerm(NamedTuple):
     keys: torch.Tensor | None = None
     """(H or 1, Lk, k)."""
 
-    def own(self, heads: slice) -> slice:
+    def table_heads(self, heads: slice) -> slice:
         """Where the table keeps these heads."""
         return heads if len(self.table) > 1 else slice(0, 1)
 
     def tile(self, heads: slice, queries: slice, seen: int) -> torch.Tensor:
         """A part of it without its weight, (g or 1, rows, seen), with no derivative."""
-        rows = self.table[self.own(heads), queries]
+        rows = self.table[self.table_heads(heads), queries]
         if self.keys is None:
             return rows[..., :seen]
-        return product(rows, self.keys[self.own(heads), :seen].transpose(-1, -2))
+        return product(rows, self.keys[self.table_heads(heads), :seen].transpose(-1, -2))
 
-    def whole(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """All of it, (H or 1, Lq, Lk)."""
         table = self.table if self.keys is None else self.table @ self.keys.transpose(-1, -2)
         return table if self.weight is None else table * self.weight.to(table.dtype)[:, None, None]
@@ -91,10 +91,10 @@ class Terms:
         if mask.bias is not None:
             terms.add_bias(mask.bias)
         if terms.static or terms.low_rank or terms.tiled or terms.explicit or terms.placed:
-            terms.spell_out()
+            terms.materialize_weights()
         return terms
 
-    def spell_out(self) -> None:
+    def materialize_weights(self) -> None:
         """Turn known weights back into logits, for a route that needs these."""
         if self.weights is not None:
             self.static.append(StaticTerm(None, self.weights.materialize()[0]))
@@ -119,9 +119,9 @@ class Terms:
         elif isinstance(term, Tiled):
             self.tiled.append((scaled(term.inner), term.outer, term.key_length))
         elif isinstance(term, Placed) and not (traced() or on_processor(term.key.device)):
-            if isinstance(term.made, Tiled):
-                made = Tiled(scaled(term.made.inner), term.made.outer, term.made.key_length)
-                self.placed.append((None, Placed(made, term.key)))
+            if isinstance(term.form, Tiled):
+                columns = Tiled(scaled(term.form.inner), term.form.outer, term.form.key_length)
+                self.placed.append((None, Placed(columns, term.key)))
             else:
                 self.placed.append((weight, term))
         elif isinstance(term, KeyBias):
@@ -175,13 +175,13 @@ class Terms:
         """Everything that is not low-rank, as one tensor that broadcasts to (B, H, Lq, Lk), or None."""
         total = self.key_bias
         for term in self.static:
-            total = _plus(total, term.whole().unsqueeze(0))
+            total = _add_term(total, term.materialize().unsqueeze(0))
         for inner, outer, key_length in self.tiled:
-            total = _plus(total, Tiled(inner, outer, key_length).materialize())
+            total = _add_term(total, Tiled(inner, outer, key_length).materialize())
         for explicit in self.explicit:
-            total = _plus(total, explicit)
+            total = _add_term(total, explicit)
         return total
 
 
-def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+def _add_term(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
     return term if total is None else total + term

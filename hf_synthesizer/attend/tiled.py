@@ -14,14 +14,14 @@ import torch
 from ..device.matmul import default_library_is_fast, product
 from ..device.tracing import on_processor, traced
 from ..logits.masks import AttentionMask
-from . import recorded
-from .blocks import Block, Problem
-from .recorded import gradients
+from . import differentiable
+from .differentiable import differentiable_gradients
 from .sdpa import is_low_rank
 from .static import softmax_gradient
 from .terms import Terms
+from .tile_inputs import Block, TileInputs
 
-SHORT = 256  # keys; below, the kernel's one call costs less than our many
+FEWEST_KEYS = 256  # keys; below, the kernel's one call costs less than our many
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
@@ -41,32 +41,34 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
     bias = [terms.key_bias, *(tensor for term in terms.static for tensor in term)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bias if tensor is not None):
         return True  # the kernel has no gradient for its bias
-    return value.dtype in (torch.float32, torch.bfloat16) and len(terms.low_rank) == 1 and value.shape[-2] >= SHORT
+    return (
+        value.dtype in (torch.float32, torch.bfloat16) and len(terms.low_rank) == 1 and value.shape[-2] >= FEWEST_KEYS
+    )
 
 
-def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+def tiled_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
-    problem, tensors = Problem.of(terms, value, mask, dropout)
+    tile_inputs, tensors = TileInputs.of(terms, value, mask, dropout)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        output = TiledAttention.apply(problem, *tensors)
+        output = TiledAttention.apply(tile_inputs, *tensors)
     else:
         with torch.autocast("cpu", enabled=False):
-            output = forward(problem.bind(tensors))
+            output = tiled_output(tile_inputs.with_tensors(tensors))
     return output.transpose(1, 2)  # made as (B, Lq, H, d_v), which is how it is read
 
 
-def forward(problem: Problem) -> torch.Tensor:
+def tiled_output(tile_inputs: TileInputs) -> torch.Tensor:
     """The output (B, Lq, H, d_v)."""
-    value = problem.value
+    value = tile_inputs.value
     batch, heads, _, width = value.shape
-    output = value.new_zeros(batch, problem.query_length, heads, width)
-    generator = problem.generator()
-    for block in problem.blocks():
-        weights = problem.weights(block)
-        kept = problem.dropout_mask(weights, generator)
+    output = value.new_zeros(batch, tile_inputs.query_length, heads, width)
+    generator = tile_inputs.generator()
+    for block in tile_inputs.blocks():
+        weights = tile_inputs.weights(block)
+        kept = tile_inputs.dropout_mask(weights, generator)
         if kept is not None:
             weights *= kept
-        out = product(weights, problem.part(0, block)[:, : block.seen])  # (g, rows, d_v)
+        out = product(weights, tile_inputs.head_rows(0, block)[:, : block.seen])  # (g, rows, d_v)
         output[block.row, block.queries, block.heads] = out.transpose(0, 1)
         del weights, kept  # before the next tile is made
     return output
@@ -76,11 +78,11 @@ class TiledAttention(torch.autograd.Function):
     """`forward`, with a backward that makes each tile again instead of keeping L² numbers."""
 
     @staticmethod
-    def forward(ctx: Any, problem: Problem, *tensors: torch.Tensor | None) -> torch.Tensor:
-        problem = problem.bind(tensors)
+    def forward(ctx: Any, tile_inputs: TileInputs, *tensors: torch.Tensor | None) -> torch.Tensor:
+        tile_inputs = tile_inputs.with_tensors(tensors)
         with torch.autocast("cpu", enabled=False):
-            output = forward(problem)
-        ctx.problem = problem.unbound()
+            output = tiled_output(tile_inputs)
+        ctx.tile_inputs = tile_inputs.without_tensors()
         ctx.save_for_backward(*tensors)
         return output
 
@@ -88,25 +90,30 @@ class TiledAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():  # somebody wants a graph of this gradient
             tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
-            return None, *gradients(lambda given: recorded.tiled(ctx.problem.bind(given)), tensors, needed, gradient)
-        problem = ctx.problem.bind(ctx.saved_tensors)
-        grads = problem.empty_gradients(ctx.needs_input_grad[1:])
-        generator = problem.generator()
-        for block in problem.blocks():
-            weights = problem.weights(block)
-            kept = problem.dropout_mask(weights, generator)
+            return None, *differentiable_gradients(
+                lambda tensors: differentiable.differentiable_output(ctx.tile_inputs.with_tensors(tensors)),
+                tensors,
+                needed,
+                gradient,
+            )
+        tile_inputs = ctx.tile_inputs.with_tensors(ctx.saved_tensors)
+        grads = tile_inputs.empty_gradients(ctx.needs_input_grad[1:])
+        generator = tile_inputs.generator()
+        for block in tile_inputs.blocks():
+            weights = tile_inputs.weights(block)
+            kept = tile_inputs.dropout_mask(weights, generator)
             rows = gradient[block.row, block.queries, block.heads].transpose(0, 1).contiguous()  # (g, rows, d_v)
-            _value_gradient(problem, block, weights if kept is None else weights * kept, rows, grads)
-            logit_grad = product(rows, problem.part(0, block)[:, : block.seen].transpose(-1, -2))
+            _add_value_gradient(tile_inputs, block, weights if kept is None else weights * kept, rows, grads)
+            logit_grad = product(rows, tile_inputs.head_rows(0, block)[:, : block.seen].transpose(-1, -2))
             if kept is not None:
                 logit_grad *= kept
-            problem.accumulate(block, softmax_gradient(logit_grad, weights), grads)
+            tile_inputs.accumulate_gradients(block, softmax_gradient(logit_grad, weights), grads)
         return None, *grads
 
 
-def _value_gradient(
-    problem: Problem, block: Block, weights: torch.Tensor, rows: torch.Tensor, grads: list[torch.Tensor | None]
+def _add_value_gradient(
+    tile_inputs: TileInputs, block: Block, weights: torch.Tensor, rows: torch.Tensor, grads: list[torch.Tensor | None]
 ) -> None:
     if grads[0] is not None:
         summed = product(rows.transpose(-1, -2).contiguous(), weights)  # (g, d_v, seen)
-        problem.put(grads[0], block, summed.transpose(-1, -2))
+        tile_inputs.add_key_gradient(grads[0], block, summed.transpose(-1, -2))

@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional
 
 from ..device.tracing import traced, without_autocast
-from . import pairs
+from . import all_pairs
 from .base import Choice
 from .tokens import Tokens
 
@@ -40,7 +40,7 @@ SCALE = 0.75  # U of Sign-ALSH
 def simple_lsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
     """q̂, 0 and k/M, √(1 − ‖k/M‖²)."""
     key = key / bound
-    return _append(_unit(query), 0.0), torch.cat((key, _complement(key)), dim=-1)
+    return _append(_normalised(query), 0.0), torch.cat((key, _complement(key)), dim=-1)
 
 
 def simple_alsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
@@ -59,7 +59,7 @@ def xbox(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transfo
 
 def xbox_normalised(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
     """M·q̂, 0 and k, √(M² − ‖k‖²)."""
-    return xbox(_unit(query) * bound, key, bound)
+    return xbox(_normalised(query) * bound, key, bound)
 
 
 def sign_alsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
@@ -74,10 +74,10 @@ def sign_alsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Tr
 
 def sign_alsh_normalised(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
     """q̂, 0, 0 and y, ½ − ‖y‖², ½ − ‖y‖⁴."""
-    return sign_alsh(_unit(query) * (bound / SCALE), key, bound)
+    return sign_alsh(_normalised(query) * (bound / SCALE), key, bound)
 
 
-class Found(NamedTuple):
+class Assignment(NamedTuple):
     """What the hashes found.
 
     Attributes:
@@ -97,48 +97,54 @@ class Buckets(Choice):
     directions: torch.Tensor
     bucket_size: int
 
-    def find(self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None = None) -> Found:
+    def assign(self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None = None) -> Assignment:
         """Fill the buckets with keys (…, Lk, d), and look up the queries' (…, Lq, d). `keep` broadcasts to (…, Lk)."""
         with torch.no_grad(), without_autocast(key.device):
-            asked, stored, values = self.hashed(_wide(query), _wide(key), keep)
+            transformed_query, transformed_key, values = self.transformed(
+                _at_least_float32(query), _at_least_float32(key), keep
+            )
             values = torch.cat((values, -values), dim=-2)  # (…, T, 2·d', Lk)
             if keep is not None:
                 values = values.masked_fill(~keep[..., None, None, :], float("-inf"))
             best = _largest(values, self.bucket_size)  # (…, T, 2·d', k)
             held = best.values > float("-inf")
-            means = _means(stored, best.indices, held)  # (…, T, 2·d', d')
+            means = _means(transformed_key, best.indices, held)  # (…, T, 2·d', d')
             # The larger, the smaller the distance: ‖Q − mean‖² = ‖Q‖² − 2 (Q · mean − ‖mean‖² / 2).
-            nearness = asked.unsqueeze(-3) @ means.transpose(-1, -2) - means.square().sum(-1).unsqueeze(-2) / 2
-            return Found(best.indices.masked_fill(~held, key.shape[-2]), nearness.argmax(-1))
+            nearness = (
+                transformed_query.unsqueeze(-3) @ means.transpose(-1, -2) - means.square().sum(-1).unsqueeze(-2) / 2
+            )
+            return Assignment(best.indices.masked_fill(~held, key.shape[-2]), nearness.argmax(-1))
 
     def chosen(self, query: torch.Tensor, key: torch.Tensor, tokens: Tokens, causal: bool) -> torch.Tensor:
         keep = None if tokens.keep is None else tokens.keep.unsqueeze(1)  # (B, 1, Lk)
         length = key.shape[-2]
         with torch.no_grad(), without_autocast(key.device):
-            query, key = _wide(query), _wide(key)
+            query, key = _at_least_float32(query), _at_least_float32(key)
             if not traced():
-                return self.pairs(query, key, query @ key.transpose(-1, -2), keep)
-            members, bucket = self.find(query, key, keep)
+                return self.chosen_pairs(query, key, query @ key.transpose(-1, -2), keep)
+            members, bucket = self.assign(query, key, keep)
             size = members.shape[-1]
-            found = members.gather(-2, bucket.unsqueeze(-1).expand(*bucket.shape, size))  # (B, H, T, Lq, k)
-            candidates = _marked(found.transpose(-2, -3).flatten(-2), length)
+            candidate_keys = members.gather(-2, bucket.unsqueeze(-1).expand(*bucket.shape, size))  # (B, H, T, Lq, k)
+            candidates = _is_marked(candidate_keys.transpose(-2, -3).flatten(-2), length)
             scores = (query @ key.transpose(-1, -2)).masked_fill(~candidates, float("-inf"))
-            return candidates & _marked(_largest(scores, size).indices, length)
+            return candidates & _is_marked(_largest(scores, size).indices, length)
 
-    def pairs(
+    def chosen_pairs(
         self, query: torch.Tensor, key: torch.Tensor, scores: torch.Tensor, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Which keys (…, Lk, d) are chosen by the queries (…, Lq, d), given all their products: bool (…, Lq, Lk)."""
         with torch.no_grad(), without_autocast(key.device):
-            query, key, scores = _wide(query), _wide(key), _wide(scores)
+            query, key, scores = _at_least_float32(query), _at_least_float32(key), _at_least_float32(scores)
             if key.shape[-2] <= self.bucket_size:
                 return torch.ones_like(scores, dtype=torch.bool)
             query, key = query.flatten(0, -3), key.flatten(0, -3)
             keep = None if keep is None else keep.expand(*scores.shape[:-2], -1).flatten(0, -2)
-            made = pairs.chosen(*self.hashed(query, key, keep), scores.flatten(0, -3), keep, self.bucket_size)
-            return made.view(scores.shape)
+            chosen = all_pairs.choose(
+                *self.transformed(query, key, keep), scores.flatten(0, -3), keep, self.bucket_size
+            )
+            return chosen.view(scores.shape)
 
-    def hashed(
+    def transformed(
         self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q (…, Lq, d'), P (…, Lk, d'), and a · P for each direction a: (…, T, d', Lk)."""
@@ -146,9 +152,11 @@ class Buckets(Choice):
         if keep is not None:
             norms = norms.masked_fill(~keep, 0.0)
         bound = norms.amax(-1)[..., None, None].clamp(min=torch.finfo(norms.dtype).tiny ** 0.25)
-        asked, stored = self.transform(query, key, bound)
-        values = self.directions.to(stored.dtype).flatten(0, 1) @ stored.transpose(-1, -2)  # (…, T·d', Lk)
-        return asked, stored, values.unflatten(-2, self.directions.shape[:2])
+        transformed_query, transformed_key = self.transform(query, key, bound)
+        values = self.directions.to(transformed_key.dtype).flatten(0, 1) @ transformed_key.transpose(
+            -1, -2
+        )  # (…, T·d', Lk)
+        return transformed_query, transformed_key, values.unflatten(-2, self.directions.shape[:2])
 
 
 def _largest(x: torch.Tensor, count: int) -> torch.return_types.topk:
@@ -161,21 +169,26 @@ def _largest(x: torch.Tensor, count: int) -> torch.return_types.topk:
     return x.topk(min(count, x.shape[-1]), dim=-1)
 
 
-def _means(stored: torch.Tensor, members: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+def _means(transformed_key: torch.Tensor, members: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     """The mean of each bucket's keys: (…, T, 2·d', d')."""
     shape = members.shape
-    rows = members.clamp(max=stored.shape[-2] - 1).flatten(-3).unsqueeze(-1).expand(*shape[:-3], -1, stored.shape[-1])
-    gathered = stored.gather(-2, rows).unflatten(-2, shape[-3:]) * held.unsqueeze(-1)
+    rows = (
+        members.clamp(max=transformed_key.shape[-2] - 1)
+        .flatten(-3)
+        .unsqueeze(-1)
+        .expand(*shape[:-3], -1, transformed_key.shape[-1])
+    )
+    gathered = transformed_key.gather(-2, rows).unflatten(-2, shape[-3:]) * held.unsqueeze(-1)
     return gathered.sum(-2) / held.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _marked(indices: torch.Tensor, length: int) -> torch.Tensor:
+def _is_marked(indices: torch.Tensor, length: int) -> torch.Tensor:
     """True at each index (…, n) of a row of `length`, and nowhere for the index `length`: (…, length)."""
     marked = torch.zeros(*indices.shape[:-1], length + 1, dtype=torch.bool, device=indices.device)
     return marked.scatter(-1, indices.clamp(max=length), 1)[..., :length]  # 1: torch.jit knows no True here
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
+def _normalised(x: torch.Tensor) -> torch.Tensor:
     return functional.normalize(x, dim=-1)
 
 
@@ -188,5 +201,5 @@ def _append(x: torch.Tensor, number: float) -> torch.Tensor:
     return functional.pad(x, (0, 1), value=number)
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
+def _at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))

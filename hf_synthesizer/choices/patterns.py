@@ -59,8 +59,8 @@ class FixedBlocks(Pattern):
     """i div l = j div l, the own block; and j mod l = l − 1, the last column of every block."""
 
     def pairs(self, i: torch.Tensor, j: torch.Tensor, stride: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        own = i.div(stride, rounding_mode="floor") == j.div(stride, rounding_mode="floor")
-        return own, j % stride == stride - 1
+        own_block = i.div(stride, rounding_mode="floor") == j.div(stride, rounding_mode="floor")
+        return own_block, j % stride == stride - 1
 
 
 def near_heads(heads: int) -> int:

@@ -21,14 +21,14 @@ class Tokens:
     """The tokens among `key_length` keys, and the indices of `query_length` queries among them.
 
     `keep` (B or 1, Lk) is True where some query may look; None where all indices hold tokens. Query i stands on the index
-    `start + i`. `known` are the positions of tokens where a mask does not tell them, because a window hides what is behind it.
+    `start + i`. `known_positions` are the positions of tokens where a mask does not tell them, because a window hides what is behind it.
     """
 
     query_length: int
     key_length: int
     start: int | torch.Tensor
     keep: torch.Tensor | None
-    known: Positions | None = None
+    known_positions: Positions | None = None
 
     @classmethod
     def of(
@@ -38,13 +38,13 @@ class Tokens:
         key_length: int,
         start: int | torch.Tensor,
         device: torch.device,
-        known: Positions | None = None,
+        known_positions: Positions | None = None,
     ) -> Tokens:
         """From a mask: a key that no query may look at is padding."""
         keep = None if mask.keep is None else mask.keep.any(2).any(1)
         if keep is None and traced():  # a count of tokens must not become a constant of the graph
             keep = torch.ones(1, key_length, dtype=torch.bool, device=device)
-        return cls(query_length, key_length, start, keep, known)
+        return cls(query_length, key_length, start, keep, known_positions)
 
     def first(self) -> torch.Tensor | int:
         """The index (B or 1, 1) of each row's first token, or 0."""
@@ -63,8 +63,8 @@ class Tokens:
 
     def positions(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Where queries (B or 1, Lq) and keys (B or 1, Lk) stand, counted from the row's first token unless they are known."""
-        if self.known is not None:
-            return self.known.numbers(device)
+        if self.known_positions is not None:
+            return self.known_positions.numbers(device)
         first = self.first()
         return self.query_indices(device) - first, torch.arange(self.key_length, device=device).unsqueeze(0) - first
 

@@ -108,8 +108,8 @@ class Sparse(Logits):
     """`scaling · query · keyᵀ` for the keys that a query chooses, and −∞ for all others.
 
     `query`: (B, H, Lq, r), `key`: (B, H, Lk, r). `choice` says which keys a query chooses. Padding must not be among them,
-    so the choice waits until the mask is known: `under(mask)` makes it. Query i stands on the index `start + i` of the
-    keys. `causal` says that the layer is a decoder's, whether or not a mask says so too. `known` are the tokens' positions
+    so the choice waits until the mask is known: `with_chosen_keys(mask)` makes it. Query i stands on the index `start + i` of the
+    keys. `causal` says that the layer is a decoder's, whether or not a mask says so too. `known_positions` are the tokens' positions
     where the layer has a window; elsewhere they are counted from a row's first visible token.
     """
 
@@ -121,9 +121,9 @@ class Sparse(Logits):
         choice: Choice,
         start: int | torch.Tensor = 0,
         causal: bool = False,
-        known: Positions | None = None,
+        known_positions: Positions | None = None,
     ):
-        self.known = known
+        self.known_positions = known_positions
         self.query = query
         self.key = key
         self.scaling = scaling
@@ -132,7 +132,7 @@ class Sparse(Logits):
         self.causal = causal
         self.query_length = query.shape[-2]
 
-    def under(self, mask: AttentionMask) -> tuple[LowRank, AttentionMask]:
+    def with_chosen_keys(self, mask: AttentionMask) -> tuple[LowRank, AttentionMask]:
         """Logits of all pairs, and a mask that keeps the chosen ones among those that `mask` keeps.
 
         A query that stands on padding keeps none.
@@ -143,7 +143,9 @@ class Sparse(Logits):
         from ..choices.tokens import Tokens
 
         causal = self.require_direction(mask)
-        tokens = Tokens.of(mask, self.query_length, self.key.shape[-2], self.start, self.key.device, self.known)
+        tokens = Tokens.of(
+            mask, self.query_length, self.key.shape[-2], self.start, self.key.device, self.known_positions
+        )
         keep = self.choice.chosen(self.query, self.key, tokens, causal)
         visible = mask.visible(self.query_length, self.key.shape[-2], keep.device)
         if visible is not None:
@@ -164,7 +166,7 @@ class Sparse(Logits):
         return causal
 
     def materialize(self) -> torch.Tensor:
-        logits, mask = self.under(AttentionMask())
+        logits, mask = self.with_chosen_keys(AttentionMask())
         return logits.materialize().masked_fill(~mask.keep, float("-inf"))  # type: ignore[operator]
 
 
@@ -188,35 +190,35 @@ class Tiled(Logits):
 class Placed(Logits):
     """Logits whose columns, and for a table its rows, are found by position, in each row of the batch by its own.
 
-    `made` is a `Static` table (H or 1, N, N), with `logits[b, h, i, j] = table[h, query[b, i], key[b, j]]`; or a `Tiled` form
+    `form` is a `Static` table (H or 1, N, N), with `logits[b, h, i, j] = table[h, query[b, i], key[b, j]]`; or a `Tiled` form
     of N columns, whose queries are in order, with `logits[b, h, i, j] = made[b, h, i, key[b, j]]`. `key`: (B or 1, Lk), `query`:
     (B or 1, Lq), None beside `Tiled`.
     """
 
-    def __init__(self, made: Static | Tiled, key: torch.Tensor, query: torch.Tensor | None = None):
-        self.made = made
+    def __init__(self, form: Static | Tiled, key: torch.Tensor, query: torch.Tensor | None = None):
+        self.form = form
         self.key = key
         self.query = query
-        self.query_length = made.query_length if query is None else query.shape[-1]
+        self.query_length = form.query_length if query is None else query.shape[-1]
 
     def materialize(self) -> torch.Tensor:
-        if isinstance(self.made, Tiled):
-            return place_columns(self.made.inner, self.made.outer, self.key)
-        return place_table(self.made.table, self.query, self.key)  # type: ignore[arg-type]
+        if isinstance(self.form, Tiled):
+            return place_columns(self.form.inner, self.form.outer, self.key)
+        return place_table(self.form.table, self.query, self.key)  # type: ignore[arg-type]
 
 
 def place_table(table: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """`table[h, query[b, i], key[b, j]]`, (B, H, Lq, Lk), for a table (H, N, N)."""
     rows = table[:, query].transpose(0, 1)  # (B, H, Lq, N)
-    return _gathered(rows, key)
+    return _gather_columns(rows, key)
 
 
 def place_columns(inner: torch.Tensor, outer: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """The columns `key[b, j]` of the outer product of inner (B, H, Lq, a) and outer (B, H, Lq, b): (B, H, Lq, Lk)."""
-    return _gathered((outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2), key)
+    return _gather_columns((outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2), key)
 
 
-def _gathered(rows: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _gather_columns(rows: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     batch = rows_in(rows, key)
     columns = key[:, None, None, :].expand(batch, *rows.shape[1:-1], -1)
     return rows.expand(batch, -1, -1, -1).gather(-1, columns)
@@ -285,10 +287,10 @@ class HeadPartition:
         if tensor.shape[dim] == 1:
             return [tensor] * len(self.groups)
         cuts = tensor.split([length for _, length in self.runs], dim=dim)
-        own: list[list[torch.Tensor]] = [[] for _ in self.groups]
+        parts: list[list[torch.Tensor]] = [[] for _ in self.groups]
         for (group, _), cut in zip(self.runs, cuts, strict=True):
-            own[group].append(cut)
-        return [group[0] if len(group) == 1 else torch.cat(group, dim=dim) for group in own]
+            parts[group].append(cut)
+        return [group[0] if len(group) == 1 else torch.cat(group, dim=dim) for group in parts]
 
     def join(self, tensors: Sequence[torch.Tensor], dim: int = 1) -> torch.Tensor:
         """The inverse of `split`: all heads in their order."""

@@ -89,13 +89,13 @@ class AttentionMask:
         mask.known_extents = self.known_extents
         return mask
 
-    def fitted(self, shape: Sequence[int]) -> AttentionMask:
+    def expanded_to(self, shape: Sequence[int]) -> AttentionMask:
         """The same mask with four dimensions and a number for each key, as it broadcasts to `shape`, (B, H, Lq, Lk).
 
         Raises:
             AttentionInputError: for one that does not broadcast to it, as stock attention would.
         """
-        keep, bias = (None if tensor is None else _fitted(tensor, shape) for tensor in (self.keep, self.bias))
+        keep, bias = (None if tensor is None else _expanded(tensor, shape) for tensor in (self.keep, self.bias))
         if keep is self.keep and bias is self.bias:
             return self
         mask = AttentionMask(keep, bias, self.causal_offset, self.source)
@@ -120,10 +120,10 @@ class AttentionMask:
         keys = self.keep[..., -1:, :]  # the last query sees most
         if self.keep.stride(-2) == 0 and not on_processor(self.keep.device) and self.keep.is_inference():
             return AttentionMask(keys, self.bias)
-        every, triangle, complete, extents = self._made_of()
-        if not (every or triangle):
+        same_keys, triangle, complete, extents = self._structure()
+        if not (same_keys or triangle):
             return self
-        offset = None if every else self.keep.shape[-1] - self.keep.shape[-2]
+        offset = None if same_keys else self.keep.shape[-1] - self.keep.shape[-2]
         mask = AttentionMask(None if complete else keys, self.bias, offset)
         mask.known_extents = extents
         return mask
@@ -131,31 +131,31 @@ class AttentionMask:
     def extents(self) -> Extents:
         """Where the keys that some query may look at lie, in rows of the batch (B or 1); asked once for each mask."""
         if self.known_extents is None:
-            self.known_extents = self._made_of()[-1]
+            self.known_extents = self._structure()[-1]
         return self.known_extents
 
     def device_read(self) -> DeviceRead:
         """What `simplified` and `extents` want to know."""
         # One tensor may be a mask of other shapes too: each has an answer of its own.
-        return DeviceRead(self.source, ("mask", tuple(self.keep.shape)), self._answer)  # type: ignore[arg-type, union-attr]
+        return DeviceRead(self.source, ("mask", tuple(self.keep.shape)), self._read_structure)  # type: ignore[arg-type, union-attr]
 
-    def _made_of(self) -> tuple[bool, bool, bool, Extents]:
+    def _structure(self) -> tuple[bool, bool, bool, Extents]:
         """Whether all queries see the same keys; whether that and a triangle is all; whether all keys are seen; where."""
-        ((every, triangle, complete, *places),) = read_now(self.device_read())
+        ((same_keys, triangle, complete, *places),) = read_now(self.device_read())
         rows = [tuple(int(place) for place in places[row::3]) for row in range(3)]
-        return bool(every), bool(triangle), bool(complete), Extents(*rows)
+        return bool(same_keys), bool(triangle), bool(complete), Extents(*rows)
 
-    def _answer(self) -> torch.Tensor:
+    def _read_structure(self) -> torch.Tensor:
         keep = self.keep
         assert keep is not None
         query_length, key_length = keep.shape[-2:]
         keys = keep[..., -1:, :]
         seen = keys[:, :, 0]
         if query_length == 1 or keep.stride(-2) == 0:
-            every = triangle = torch.ones(1, dtype=torch.bool, device=keep.device)
+            same_keys = triangle = torch.ones(1, dtype=torch.bool, device=keep.device)
         else:
-            every = triangle = torch.all(keep == keys).view(1)
-            if not (on_processor(keep.device) and bool(every)):  # there to ask is cheap, and to compare is not
+            same_keys = triangle = torch.all(keep == keys).view(1)
+            if not (on_processor(keep.device) and bool(same_keys)):  # there to ask is cheap, and to compare is not
                 visible = AttentionMask(keys, None, key_length - query_length).visible(
                     query_length, key_length, keep.device
                 )
@@ -166,15 +166,15 @@ class AttentionMask:
         last = torch.where(seen, indices + 1, 0).amax(-1)
         first = torch.where(seen, indices, key_length).amin(-1).minimum(last)  # both are 0 where nothing is seen
         places = torch.stack((first, last, seen.sum(-1)), dim=-1).flatten()  # (B · 3)
-        return torch.cat((every.float(), triangle.float(), keys.all().view(1).float(), places.float()))
+        return torch.cat((same_keys.float(), triangle.float(), keys.all().view(1).float(), places.float()))
 
 
-def _fitted(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _expanded(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """A mask with four dimensions and a number for each key. A graph that is traced compares no sizes: its operations do."""
     if mask.dim() < 4:
         mask = mask[(None,) * (4 - mask.dim())]
     if not traced() and (
-        mask.dim() > 4 or any(size not in (1, wanted) for size, wanted in zip(mask.shape, shape, strict=True))
+        mask.dim() > 4 or any(size not in (1, expected) for size, expected in zip(mask.shape, shape, strict=True))
     ):
         raise AttentionInputError(
             f"The attention mask has shape {tuple(mask.shape)}, which does not broadcast to (batch, heads, queries, keys) = "

@@ -96,14 +96,14 @@ class Positions:
             return cls(query_length, key_length, start)
         if _are_contiguous(position_ids, start, mask):
             return cls(query_length, key_length, start, windowed=windowed)
-        named = position_ids.clamp(min=0)
+        query = position_ids.clamp(min=0)
         if isinstance(start, int) and start == 0 and key_length == query_length:
-            return cls(query_length, key_length, start, named, named, position_ids, windowed)
+            return cls(query_length, key_length, start, query, query, position_ids, windowed)
         key = _cached_keys(position_ids, key_length, start, mask, dropped, windowed)
         indices = torch.arange(key_length, device=position_ids.device) - start
-        given = position_ids[:, indices.clamp(0, query_length - 1)]  # of the new tokens themselves
-        key = torch.where((indices >= 0) & (indices < query_length), given, key)
-        return cls(query_length, key_length, start, named, key.clamp(min=0), position_ids, windowed)
+        new_key = position_ids[:, indices.clamp(0, query_length - 1)]  # of the new tokens themselves
+        key = torch.where((indices >= 0) & (indices < query_length), new_key, key)
+        return cls(query_length, key_length, start, query, key.clamp(min=0), position_ids, windowed)
 
     @classmethod
     def from_left_padding(
@@ -173,12 +173,12 @@ class Positions:
         if self.query is not None and readable(self.query):
             if self.source is None and self.key_length <= max_length:
                 return  # counted from padding: none lies beyond the last key
-            ((_, largest),) = read_now(_question(self.query if self.source is None else self.source))
+            ((_, largest),) = read_now(_position_read(self.query if self.source is None else self.source))
             if largest >= max_length:
                 raise SequenceTooLongError(
                     f"position_ids name position {int(largest)}, but this synthesizer was built for "
                     f"N = max_length = {max_length} positions, 0 to {max_length - 1}. Pass smaller position_ids. "
-                    f"{_shorten(max_length, int(largest) + 1)}"
+                    f"{_length_advice(max_length, int(largest) + 1)}"
                 )
             return
         if self.key_length <= max_length:
@@ -189,7 +189,7 @@ class Positions:
         elif used > max_length:
             raise SequenceTooLongError(
                 f"The sequence has length L = {int(used)}, but this synthesizer was built for at most "
-                f"N = max_length = {max_length} positions. {_shorten(max_length, int(used))}"
+                f"N = max_length = {max_length} positions. {_length_advice(max_length, int(used))}"
             )
 
     def queries(self, table: torch.Tensor) -> torch.Tensor:
@@ -207,15 +207,15 @@ class Positions:
         return span(table, 0, self.key_length, dim=1)
 
 
-def _shorten(max_length: int, wanted: int) -> str:
+def _length_advice(max_length: int, length: int) -> str:
     return (
         f"Truncate the input (tokenizer(..., truncation=True, max_length={max_length}); for a pipeline, pass truncation=True "
         f"and max_length={max_length} to its call; for SentenceTransformer, set max_seq_length = {max_length}), generate fewer "
-        f"tokens, or patch the model again with patch_model(..., max_length={wanted}) and train it."
+        f"tokens, or patch the model again with patch_model(..., max_length={length}) and train it."
     )
 
 
-def _question(position_ids: torch.Tensor) -> DeviceRead:
+def _position_read(position_ids: torch.Tensor) -> DeviceRead:
     """Where positions start if each row counts on from there, else −1; and the largest one. Padding at −1 may stand anywhere."""
 
     def answer() -> torch.Tensor:
@@ -281,7 +281,7 @@ def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask:
         return False
     if isinstance(start, torch.Tensor) and not on_processor(start.device):
         return False
-    device_reads = [_question(position_ids)]
+    device_reads = [_position_read(position_ids)]
     if mask is not None and mask.shape[-2] > 1:
         device_reads.append(AttentionMask.from_tensor(mask).device_read())
     return read_now(*device_reads)[0][0] == int(start)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from hf_synthesizer import SynthesizerAttention
-from hf_synthesizer.attend import attend, blocks, choose_route, native, reference, sdpa, static, tiled
+from hf_synthesizer.attend import ROUTES, attend, choose_route, native, reference, static, tile_inputs, tiled
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.device import matmul
 from hf_synthesizer.logits.forms import KeyBias, LowRank, Static, Sum
@@ -25,10 +25,10 @@ from tests.helpers.problems import Posed, leaves, make_form, make_logits, make_m
 def test_fast_routes_equal_the_reference(problem) -> None:
     posed = Posed.of(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "ROWS", problem["rows"])
-        patch.setattr(static, "_ROWS", problem["rows"])
-        patch.setattr(blocks, "TILE", problem["tile"])
-        for route in (static, native, tiled, sdpa):
+        patch.setattr(tile_inputs, "ROWS", problem["rows"])
+        patch.setattr(static, "ROWS", problem["rows"])
+        patch.setattr(tile_inputs, "TILE_LOGITS", problem["tile"])
+        for route in ("static", "native", "tiled", "sdpa"):
             posed.check(route)
 
 
@@ -41,16 +41,16 @@ def test_gradcheck_in_float64(names: list[str], mask: str) -> None:
     logits, made = make_logits(names, True, *shape, dtype=torch.float64), make_mask(mask, *shape, torch.float64)
     value = torch.randn(2, 2, 5, 3, dtype=torch.float64, requires_grad=True)
     inputs = tuple(leaves(logits, made, value))
-    for route in (static, tiled):
+    for route in (ROUTES["static"], ROUTES["tiled"]):
         if route.serves(Terms.of(logits, made), value, made, 0.0):
-            assert torch.autograd.gradcheck(lambda *_: route.attend(Terms.of(logits, made), value, made), inputs)  # noqa: B023
+            assert torch.autograd.gradcheck(lambda *_: route.attention(Terms.of(logits, made), value, made), inputs)  # noqa: B023
 
 
 def test_dropout_of_the_tiled_route_is_the_same_in_forward_and_backward() -> None:
     """The output is linear in the values, so its gradient shows the very weights that the forward used."""
     logits = LowRank(torch.randn(2, 3, 6, 4), torch.randn(1, 3, 7, 4))
     value = torch.randn(2, 3, 7, 5, dtype=torch.float32, requires_grad=True)
-    output = tiled.attend(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
+    output = tiled.tiled_attention(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
     upstream = torch.randn_like(output)
     (grad,) = torch.autograd.grad(output, value, upstream)
     torch.testing.assert_close((grad * value).sum(), (output * upstream).sum())
@@ -110,6 +110,7 @@ def test_training_leaves_tables_to_the_native_kernels(monkeypatch: pytest.Monkey
     monkeypatch.setattr(static, "FEW_TOKENS", 16)
     with monkeypatch.context() as patch:
         patch.setattr(native, "serves", lambda *_: True)
+        patch.setitem(ROUTES, "native", ROUTES["native"]._replace(serves=lambda *_: True))
         assert [route(rows) for rows in (2, 3)] == ["native", "native"]
         assert [route(rows, torch.bfloat16) for rows in (2, 3)] == ["native", "static"]
         assert route(3, torch.bfloat16, "static_product") == "native"
@@ -131,7 +132,7 @@ def test_low_rank_forms_take_the_stock_kernel_where_its_library_is_fast(monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Terms, "joined_bias", None)  # whoever asked for a bias of the size of a mask would call it
         found = attend(logits, value)[0]
-    wanted = reference.attend(logits, value, AttentionMask())[0]
+    wanted = reference.reference_attention(logits, value, AttentionMask())[0]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     inputs = leaves(logits)
     for grad, expected in zip(
@@ -163,7 +164,9 @@ def test_a_table_or_salience_of_great_range_takes_the_stable_route(monkeypatch: 
         mask = AttentionMask(keep)
         with torch.no_grad():
             assert choose_route(Terms.of(logits, mask), value, mask, 0.0) == "tiled"
-            torch.testing.assert_close(attend(logits, value, mask)[0], reference.attend(logits, value, mask)[0])
+            torch.testing.assert_close(
+                attend(logits, value, mask)[0], reference.reference_attention(logits, value, mask)[0]
+            )
 
 
 def test_the_debug_log_tells_the_route(caplog: pytest.LogCaptureFixture) -> None:

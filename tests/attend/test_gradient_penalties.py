@@ -8,7 +8,7 @@ from torch import nn
 
 import hf_synthesizer.attend as attention
 from hf_synthesizer import patch_model
-from hf_synthesizer.attend import reference, static, tiled
+from hf_synthesizer.attend import ROUTES, reference, tiled
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.device import matmul
 from tests.helpers.models import CHOOSING, VARIANTS, build, mask, randomize
@@ -39,12 +39,12 @@ def test_the_tiled_and_the_static_route_equal_the_reference(names: list[str], hi
     value = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
     kept = make_mask(hidden, 2, 3, 5, 5, torch.float64)
     wanted = [value, *leaves(logits)]
-    expected = penalty(reference.attend(logits, value, kept)[0], wanted)
-    for route in (static, tiled):
-        terms = Terms.of(logits, kept)
-        if route is static and not static.serves(terms, value, kept, 0.0):
+    expected = penalty(reference.reference_attention(logits, value, kept)[0], wanted)
+    for name in ("static", "tiled"):
+        terms, route = Terms.of(logits, kept), ROUTES[name]
+        if name == "static" and not route.serves(terms, value, kept, 0.0):
             continue
-        for found, gradient in zip(penalty(route.attend(terms, value, kept), wanted), expected, strict=True):
+        for found, gradient in zip(penalty(route.attention(terms, value, kept), wanted), expected, strict=True):
             torch.testing.assert_close(found, gradient, rtol=1e-8, atol=1e-8)
 
 
@@ -53,7 +53,7 @@ def test_dropout_is_the_same_in_the_gradient_of_a_gradient() -> None:
     logits = make_logits(["low_rank"], False, 2, 3, 5, 5, dtype=torch.float64)
     value = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
     kept = make_mask("right", 2, 3, 5, 5, torch.float64)
-    output = tiled.attend(Terms.of(logits, kept), value, kept, 0.4)
+    output = tiled.tiled_attention(Terms.of(logits, kept), value, kept, 0.4)
     plain = torch.autograd.grad(output.sum(), [value, logits.query], retain_graph=True)
     recorded = torch.autograd.grad(output.sum(), [value, logits.query], create_graph=True)
     for found, expected in zip(recorded, plain, strict=True):
@@ -75,7 +75,7 @@ def test_projections(bias: bool) -> None:
 @pytest.mark.parametrize("variant", [None, *VARIANTS, *CHOOSING])
 def test_a_gradient_penalty_on_a_model(variant: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under eager, as stock: torch's kernel behind sdpa has no second derivative."""
-    for module, name in ((matmul, "_SMALL"), (attention, "FEW"), (attention, "FEW_TILED")):
+    for module, name in ((matmul, "_SMALL"), (attention, "FEW_LOGITS"), (attention, "FEW_TILED_LOGITS")):
         monkeypatch.setattr(module, name, 0)  # the way of larger models
     model = build("BertModel") if variant is None else patch_model(build("BertModel"), variant)
     model.set_attn_implementation("eager")
@@ -93,7 +93,7 @@ def test_a_gradient_penalty_is_the_same_by_every_route(variant: str, monkeypatch
     embedded = torch.randn(2, 20, 24, requires_grad=True)
     found = []
     for backend in ("eager", "sdpa"):
-        for module, name in ((matmul, "_SMALL"), (attention, "FEW"), (attention, "FEW_TILED")):
+        for module, name in ((matmul, "_SMALL"), (attention, "FEW_LOGITS"), (attention, "FEW_TILED_LOGITS")):
             monkeypatch.setattr(module, name, 0)
         model.set_attn_implementation(backend)
         output = model(inputs_embeds=embedded, attention_mask=mask(2, 20, "right")).last_hidden_state

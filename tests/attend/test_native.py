@@ -84,7 +84,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
 
 @compiled
 def test_the_kernels_are_built_where_there_is_a_compiler() -> None:
-    assert native.reason() is None and build.library() is not None
+    assert native.unavailable_reason() is None and build.library() is not None
 
 
 @compiled
@@ -101,18 +101,18 @@ def test_a_sum_of_everything_equals_the_reference(dtype: torch.dtype, shape: tup
     made = make_mask(mask, batch, queries, keys)
     terms = Terms.of(logits, made)
     assert native.serves(terms, value.transpose(1, 2), made, 0.0)
-    found = native.attend(terms, value.transpose(1, 2), made)
+    found = native.native_attention(terms, value.transpose(1, 2), made)
     # The reference in float32, of the very same numbers: in bfloat16 it would round what the kernels do not.
     exact = [x.detach().float().requires_grad_() for x in inputs]
     wanted_logits = rebuilt(logits, dict(zip(map(id, inputs), exact, strict=True)), inputs)
-    wanted = reference.attend(wanted_logits, exact[-1].transpose(1, 2), made)[0]
+    wanted = reference.reference_attention(wanted_logits, exact[-1].transpose(1, 2), made)[0]
     close(found, wanted, TOLERANCE[dtype])
     upstream = torch.randn_like(wanted)
     grads = torch.autograd.grad(found, inputs, upstream.to(dtype))
     for grad, expected in zip(grads, torch.autograd.grad(wanted, exact, upstream), strict=True):
         close(grad, expected, 10 * TOLERANCE[torch.float32] if dtype == torch.float32 else TOLERANCE[dtype])
     with torch.no_grad():
-        close(native.attend(Terms.of(logits, made), value.transpose(1, 2), made), wanted, TOLERANCE[dtype])
+        close(native.native_attention(Terms.of(logits, made), value.transpose(1, 2), made), wanted, TOLERANCE[dtype])
 
 
 @compiled
@@ -126,12 +126,12 @@ def test_what_no_query_sees_has_zeros_in_the_gradient_of_a_table(batch: int, dty
     upstream = torch.randn_like(value)
     torch.use_deterministic_algorithms(True)  # new memory is full of NaN
     try:
-        found = native.attend(Terms.of(Static(table), mask), value, mask)
+        found = native.native_attention(Terms.of(Static(table), mask), value, mask)
         made = torch.autograd.grad(found, (table, value), upstream)
     finally:
         torch.use_deterministic_algorithms(False)
     exact = [x.detach().float().requires_grad_() for x in (table, value)]
-    wanted = reference.attend(Static(exact[0]), exact[1], mask)[0]
+    wanted = reference.reference_attention(Static(exact[0]), exact[1], mask)[0]
     for grad, expected in zip(made, torch.autograd.grad(wanted, exact, upstream.float()), strict=True):
         assert grad.dtype == dtype
         close(grad, expected, 10 * TOLERANCE[torch.float32] if dtype == torch.float32 else TOLERANCE[dtype])
@@ -168,7 +168,7 @@ def test_every_variant_equals_the_reference(variant: str, dtype: torch.dtype, ma
     synthesizer.set_causal(mask == "causal")
     synthesizer = synthesizer.to(dtype)
     logits = synthesizer(hidden_states.to(dtype))
-    found, wanted = attend(logits, value, made)[0], reference.attend(logits, value, made)[0]
+    found, wanted = attend(logits, value, made)[0], reference.reference_attention(logits, value, made)[0]
     close(found, wanted, TOLERANCE[dtype])
     parameters = [p for p in synthesizer.parameters() if p.requires_grad]
     if parameters and wanted.requires_grad:
@@ -190,9 +190,9 @@ def test_dropout_is_the_reference_given_the_same_randomness(shape: tuple[int, ..
     value = tensor(batch, heads, keys, 12, dtype=dtype)
     inputs.append(value)
     made = make_mask("padding", batch, queries, keys)
-    plan, tensors = operands.Plan.of(Terms.of(logits, made), value, made, 0.3, True)
-    found = autograd.attend(plan, tensors)
-    weights = reference.attend(logits, value, made)[1].float() * autograd.drawn(plan, tensors)
+    plan, tensors = operands.KernelInputs.of(Terms.of(logits, made), value, made, 0.3, True)
+    found = autograd.differentiable_output(plan, tensors)
+    weights = reference.reference_attention(logits, value, made)[1].float() * autograd.dropout_factors(plan, tensors)
     wanted = weights @ value.float()
     loose = TOLERANCE[dtype] * 3
     close(found, wanted, loose)
@@ -207,8 +207,8 @@ def test_dropout_drops_as_often_as_asked_and_nothing_twice_alike() -> None:
     value = torch.randn(2, 3, 400, 8)
     terms = Terms.of(Static(torch.zeros(3, 300, 400)), AttentionMask())
     torch.manual_seed(1)
-    plan, tensors = operands.Plan.of(terms, value, AttentionMask(), 0.25, False)
-    drawn = autograd.drawn(plan, tensors)
+    plan, tensors = operands.KernelInputs.of(terms, value, AttentionMask(), 0.25, False)
+    drawn = autograd.dropout_factors(plan, tensors)
     kept = drawn > 0
     torch.testing.assert_close(drawn[kept], torch.full_like(drawn[kept], 1 / 0.75))
     spread = (0.25 * 0.75) ** 0.5
@@ -221,10 +221,10 @@ def test_dropout_drops_as_often_as_asked_and_nothing_twice_alike() -> None:
     columns = kept.float().flatten(0, 2).t() - 0.75
     correlation = columns @ columns.t() / columns.square().sum(1)
     assert correlation.fill_diagonal_(0).abs().max() < 6 / 1800**0.5
-    again = operands.Plan.of(terms, value, AttentionMask(), 0.25, False)[0]
+    again = operands.KernelInputs.of(terms, value, AttentionMask(), 0.25, False)[0]
     assert again.seed != plan.seed
     torch.manual_seed(1)
-    assert operands.Plan.of(terms, value, AttentionMask(), 0.25, False)[0].seed == plan.seed
+    assert operands.KernelInputs.of(terms, value, AttentionMask(), 0.25, False)[0].seed == plan.seed
 
 
 @compiled
@@ -234,8 +234,8 @@ def test_a_gradient_of_the_gradient_is_that_of_the_reference() -> None:
     inputs.append(value)
     found = []
     for out in (
-        native.attend(Terms.of(logits, AttentionMask()), value, AttentionMask()),
-        reference.attend(logits, value, AttentionMask())[0],
+        native.native_attention(Terms.of(logits, AttentionMask()), value, AttentionMask()),
+        reference.reference_attention(logits, value, AttentionMask())[0],
     ):
         first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
         found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
@@ -249,7 +249,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
     value = tensor(2, 3, 600, 16)
     runs = []
     for _ in range(2):
-        out = native.attend(Terms.of(logits, AttentionMask()), value, AttentionMask())
+        out = native.native_attention(Terms.of(logits, AttentionMask()), value, AttentionMask())
         runs.append([out, *torch.autograd.grad(out.sum(), [value, *inputs])])
     assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
 
@@ -258,11 +258,11 @@ def test_the_same_call_gives_the_same_bits() -> None:
 def test_bfloat16_without_products_of_its_own_takes_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     found = build.library()
     assert found is not None
-    monkeypatch.setattr(build, "_made", lambda: (found._replace(bfloat16=False), None))
+    monkeypatch.setattr(build, "_load_library", lambda: (found._replace(bfloat16=False), None))
     logits, _ = everything(2, 2, 30, 30, torch.bfloat16)
     value = torch.randn(2, 2, 30, 8, dtype=torch.bfloat16)
     with torch.no_grad():
-        close(attend(logits, value)[0], reference.attend(logits, value, AttentionMask())[0], 3e-2)
+        close(attend(logits, value)[0], reference.reference_attention(logits, value, AttentionMask())[0], 3e-2)
 
 
 @compiled
@@ -284,7 +284,7 @@ def test_the_structures_are_those_of_the_source() -> None:
     """A field that one side lacks would shift all behind it."""
     library = build.library()
     assert library is not None
-    assert library.functions.hf_size() == ctypes.sizeof(operands.Problem)
+    assert library.functions.hf_size() == ctypes.sizeof(operands.KernelArguments)
 
 
 SCRIPT = """
@@ -296,7 +296,7 @@ x = torch.randn(2, 40, 16)
 fast, exact = layer(x, need_weights=False)[0], layer(x)[0]
 assert (fast - exact).abs().max() < 1e-5, (fast - exact).abs().max()
 fast.sum().backward()
-print(native.reason())
+print(native.unavailable_reason())
 """
 
 
@@ -333,7 +333,7 @@ def test_the_kernels_can_be_held_down_to_avx2_and_are_kept_in_the_cache(tmp_path
 
 def test_the_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
-    assert build.library() is None and "HF_SYNTHESIZER_NATIVE=0" in str(native.reason())
+    assert build.library() is None and "HF_SYNTHESIZER_NATIVE=0" in str(native.unavailable_reason())
     terms = Terms.of(Tiled(torch.randn(2, 2, 80, 8), torch.randn(2, 2, 80, 10), 80), AttentionMask())
     assert choose_route(terms, torch.randn(2, 2, 80, 4), AttentionMask(), 0.0) == "tiled"
 
@@ -348,11 +348,13 @@ def test_the_doctor_says_why_there_are_no_kernels(monkeypatch: pytest.MonkeyPatc
 def test_a_log_says_that_there_are_no_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "_built", lambda capability: (_ for _ in ()).throw(build.Unavailable("nothing builds")))
+    monkeypatch.setattr(
+        build, "_load_or_build", lambda capability: (_ for _ in ()).throw(build.Unavailable("nothing builds"))
+    )
     caplog.set_level(logging.INFO, logger="hf_synthesizer.attend.native.build")
-    build._made.cache_clear()
+    build._load_library.cache_clear()
     try:
         assert build.library() is None
         assert "without its native kernels: nothing builds" in caplog.text or "for x86-64" in caplog.text
     finally:
-        build._made.cache_clear()
+        build._load_library.cache_clear()

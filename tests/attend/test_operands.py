@@ -56,7 +56,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.param == "native":
         yield
     else:
-        with native.left_out():
+        with native.without_kernels():
             yield
 
 
@@ -76,7 +76,7 @@ def test_a_mask_that_broadcasts_means_what_it_is_broadcast_to(
     torch.manual_seed(0)
     logits, value, mask = FORMS[form](), torch.randn(BATCH, HEADS, LENGTH, 8), made_mask(shape, kind)
     whole = AttentionMask.from_tensor(mask.expand(BATCH, HEADS, LENGTH, LENGTH).contiguous())
-    expected = reference.attend(logits, value, whole)[0]
+    expected = reference.reference_attention(logits, value, whole)[0]
     for need_weights in (False, True):
         found = attend(logits, value, AttentionMask.from_tensor(mask), need_weights=need_weights)[0]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -151,12 +151,12 @@ def test_one_tensor_asked_about_as_two_masks_has_two_answers() -> None:
     mask = torch.tensor([[True], [True]])[:, None, None]  # (2, 1, 1, 1)
     narrow = AttentionMask.from_tensor(mask)
     assert narrow.extents().last == (1, 1)
-    assert narrow.fitted((2, 4, 7, 7)).extents().last == (7, 7)
+    assert narrow.expanded_to((2, 4, 7, 7)).extents().last == (7, 7)
 
 
-def plan(logits: Logits, value: torch.Tensor, mask: AttentionMask | None = None) -> tuple[operands.Plan, list]:
+def plan(logits: Logits, value: torch.Tensor, mask: AttentionMask | None = None) -> tuple[operands.KernelInputs, list]:
     mask = AttentionMask() if mask is None else mask
-    return operands.Plan.of(Terms.of(logits, mask), value, mask, 0.0, False)
+    return operands.KernelInputs.of(Terms.of(logits, mask), value, mask, 0.0, False)
 
 
 MISFITS = {
@@ -193,15 +193,15 @@ def test_operands_that_do_not_fit_each_other_never_reach_a_kernel(misfit: str) -
     value = torch.randn(BATCH, HEADS, LENGTH, 8)
     with pytest.raises(AttentionInputError, match="Attention was given"):
         made, tensors = plan(MISFITS[misfit](), value)
-        made.problem(tensors)
+        made.arguments(tensors)
 
 
 def test_a_mask_that_was_not_fitted_never_reaches_a_kernel() -> None:
     made, tensors = plan(FORMS["table"](), torch.randn(BATCH, HEADS, LENGTH, 8))
     for shape in ((2, 1, LENGTH, LENGTH), (BATCH, 1, LENGTH, 1), (BATCH, 1, 1, LENGTH - 1)):
-        unfit = operands.Plan(**{**vars(made), "keep": torch.ones(shape, dtype=torch.bool)})
+        unfit = operands.KernelInputs(**{**vars(made), "keep": torch.ones(shape, dtype=torch.bool)})
         with pytest.raises(AttentionInputError, match="Attention was given a mask"):
-            unfit.problem(tensors)
+            unfit.arguments(tensors)
 
 
 @compiled
@@ -222,8 +222,8 @@ def test_a_factor_of_one_row_has_a_gradient_of_one_row(name: str) -> None:
     )
     terms = Terms.of(logits, AttentionMask())
     assert native.serves(terms, value, AttentionMask(), 0.0)
-    found = native.attend(terms, value, AttentionMask())
-    expected = reference.attend(logits, value, AttentionMask())[0]
+    found = native.native_attention(terms, value, AttentionMask())
+    expected = reference.reference_attention(logits, value, AttentionMask())[0]
     upstream = torch.randn_like(found)
     grads = [torch.autograd.grad(made, [*factors.values()], upstream) for made in (found, expected)]
     for grad, wanted in zip(*grads, strict=True):
@@ -242,7 +242,7 @@ def test_training_under_another_default_dtype_gives_the_same_gradients(default: 
     def run() -> list[torch.Tensor]:
         logits = Sum([(weight, Static(table)), (None, LowRank(query, key))])
         terms = Terms.of(logits, AttentionMask())
-        output = native.attend(terms, value, AttentionMask())
+        output = native.native_attention(terms, value, AttentionMask())
         return [output, *torch.autograd.grad(output.square().sum(), inputs)]
 
     expected = run()
@@ -278,7 +278,7 @@ def test_saved_tensors_may_come_back_in_another_layout() -> None:
     table, value = torch.randn(2, 70, 70, requires_grad=True), torch.randn(2, 2, 70, 8, requires_grad=True)
 
     def run() -> tuple[torch.Tensor, ...]:
-        output = native.attend(Terms.of(Static(table), AttentionMask()), value, AttentionMask())
+        output = native.native_attention(Terms.of(Static(table), AttentionMask()), value, AttentionMask())
         return torch.autograd.grad(output.square().sum(), (table, value))
 
     expected = run()
@@ -298,8 +298,8 @@ def test_a_factor_that_is_negated_when_it_is_read_is_read_so() -> None:
     assert query.is_neg()
     key, value = torch.randn(2, 2, 70, 4), torch.randn(2, 2, 70, 8)
     terms = Terms.of(LowRank(query, key), AttentionMask())
-    found = native.attend(terms, value, AttentionMask())
-    torch.testing.assert_close(found, reference.attend(LowRank(query, key), value, AttentionMask())[0])
+    found = native.native_attention(terms, value, AttentionMask())
+    torch.testing.assert_close(found, reference.reference_attention(LowRank(query, key), value, AttentionMask())[0])
 
 
 @compiled

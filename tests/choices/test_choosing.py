@@ -36,10 +36,10 @@ def layer_of(variant: str, heads: int = 3, max_length: int = N, **options: Any) 
     return SynthesizerAttention(WIDTH, heads, variant, max_length, **options).double().eval()
 
 
-@pytest.fixture(params=[0, buckets.SHORT], ids=["sorted", "all pairs"])
+@pytest.fixture(params=[0, buckets.SHORT_LENGTH], ids=["sorted", "all pairs"])
 def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Up to how many tokens hashing looks at all pairs."""
-    monkeypatch.setattr(buckets, "SHORT", request.param)
+    monkeypatch.setattr(buckets, "SHORT_LENGTH", request.param)
     return request.param
 
 
@@ -250,7 +250,9 @@ def test_gradients_are_those_of_the_reference(variant: str, padding: str, bias: 
     inputs = [hidden_states, value, *synthesizer.parameters(), *([] if added is None else [added])]
     upstream = torch.randn(3, 3, N, 5, dtype=torch.double)
     found = torch.autograd.grad(attend(synthesizer(hidden_states), value, under)[0], inputs, upstream)
-    expected = torch.autograd.grad(reference.attend(synthesizer(hidden_states), value, under)[0], inputs, upstream)
+    expected = torch.autograd.grad(
+        reference.reference_attention(synthesizer(hidden_states), value, under)[0], inputs, upstream
+    )
     for grad, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(grad, wanted)
 

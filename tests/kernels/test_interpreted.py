@@ -38,12 +38,12 @@ def require_equal(
 ) -> None:
     """Output and all gradients are the reference's; with dropout, the reference's for the weights that are `kept`."""
     inputs = leaves(logits, mask, value)
-    expected, weights = reference.attend(logits, value, mask)
+    expected, weights = reference.reference_attention(logits, value, mask)
     if kept is not None:
         expected = (weights * kept / (1 - dropout)).to(value.dtype) @ value
     terms = Terms.of(logits, mask)
     assert triton.fits(terms, value, mask, dropout)
-    actual = triton.attend(terms, value, mask, dropout)
+    actual = triton.triton_attention(terms, value, mask, dropout)
     assert actual.dtype == value.dtype and actual.shape == expected.shape
     tolerance = TOLERANCE[value.dtype]
     torch.testing.assert_close(
@@ -124,8 +124,8 @@ def test_forward_and_backward_drop_the_same_weights(names: list[str], mask: str,
     torch.manual_seed(3)
     with torch.no_grad():
         eye = torch.eye(21).expand(2, 2, -1, -1)
-        weights = triton.attend(Terms.of(logits, made), eye, made, 0.3)
-        visible = triton.attend(Terms.of(logits, made), eye, made) > 0
+        weights = triton.triton_attention(Terms.of(logits, made), eye, made, 0.3)
+        visible = triton.triton_attention(Terms.of(logits, made), eye, made) > 0
     kept = weights != 0
     assert abs(kept[visible].float().mean() - 0.7) < 0.05
     assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[:, 0], kept[:, 1])
@@ -139,7 +139,7 @@ def test_dropout_follows_the_seed(small_blocks: None) -> None:
 
     def run(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return triton.attend(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
+        return triton.triton_attention(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
 
     assert torch.equal(run(0), run(0)) and not torch.equal(run(0), run(1))
 
@@ -148,8 +148,8 @@ def test_autocast_casts_as_on_the_reference(small_blocks: None) -> None:
     logits, mask = make_logits(["static", "low_rank"], True, *SHAPE, dtype=torch.float32), AttentionMask()
     value = make_value(2, 2, 21, 8, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = reference.attend(logits, value, mask)[0]
-        actual = triton.attend(Terms.of(logits, mask), value, mask)
+        expected = reference.reference_attention(logits, value, mask)[0]
+        actual = triton.triton_attention(Terms.of(logits, mask), value, mask)
     assert actual.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
     upstream = torch.randn_like(actual)
@@ -228,20 +228,22 @@ def test_a_kernel_that_fails_its_check_is_left_out_with_one_warning(
     def broken(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> torch.Tensor:
         if fault == "raises":
             raise RuntimeError("no ptxas")
-        return triton.attend(terms, value, mask, dropout) * 1.01
+        return triton.triton_attention(terms, value, mask, dropout) * 1.01
 
-    monkeypatch.setattr(check, "attend", broken)
+    monkeypatch.setattr(check, "launch_attention", broken)
     monkeypatch.setattr(check.logger, "warning", warnings.append)
-    check.passes.cache_clear()
+    check.passes_check.cache_clear()
     logits = make_form("tiled", 2, 2, 8, 8, torch.float32)
     value, mask = torch.randn(2, 2, 8, 4), AttentionMask()
     try:
         with as_accelerator():
             for _ in range(2):
-                torch.testing.assert_close(attend(logits, value)[0], reference.attend(logits, value, mask)[0])
+                torch.testing.assert_close(
+                    attend(logits, value)[0], reference.reference_attention(logits, value, mask)[0]
+                )
                 assert choose_route(Terms.of(logits, mask), value, mask, 0.0) == "strips"
     finally:
-        check.passes.cache_clear()
+        check.passes_check.cache_clear()
     (warning,) = warnings
     assert ("no ptxas" if fault == "raises" else "differs from the reference by") in warning
     assert "HF_SYNTHESIZER_TRITON=0" in warning
@@ -265,7 +267,7 @@ def test_nothing_as_large_as_all_logits_is_made(names: list[str], monkeypatch: p
                     self.numbers = max(self.numbers, min(held, tensor.numel()))  # views hold what is there already
             return made
 
-    monkeypatch.setattr(launch, "call", lambda *arguments: None)
+    monkeypatch.setattr(launch, "call_kernel", lambda *arguments: None)
     shape = (12, 1, 2048, 2048)
     logits, mask = (
         make_logits(names, names != ["salience"], *shape, dtype=torch.float32),
@@ -276,6 +278,6 @@ def test_nothing_as_large_as_all_logits_is_made(names: list[str], monkeypatch: p
         logits = Sum([(None, logits), (None, Tiled(*factors, 2048))])
     value = make_value(12, 1, 2048, 64, torch.float32)
     with Largest() as largest:
-        output = triton.attend(Terms.of(logits, mask), value, mask, 0.1)
+        output = triton.triton_attention(Terms.of(logits, mask), value, mask, 0.1)
         torch.autograd.grad(output.sum(), leaves(logits, value), allow_unused=True)
     assert 0 < largest.numbers < 12 * 1 * 2048 * 2048 / 10

@@ -1,6 +1,6 @@
 """The native route: one pass in C++ over any sum of low-rank, static, outer-product and key-bias terms, on a processor.
 
-A tile of logits is made, exponentiated and multiplied with the values while it is in the cache; each thread works on rows of
+A tile of logits is kernels, exponentiated and multiplied with the values while it is in the cache; each thread works on rows of
 its own and waits for no other. The backward makes the tiles again from one number a row, and whether a weight is dropped is
 a function of a seed and of its place. `build` makes the library; where there is none, the other routes serve.
 """
@@ -11,11 +11,18 @@ import torch
 
 from ...device.tracing import on_processor, traced
 from ...logits.masks import AttentionMask
-from ..fit import is_plain
+from ..operand_checks import is_plain
 from ..terms import Terms
-from .build import left_out, library, reason
+from .build import library, unavailable_reason, without_kernels
 
-__all__ = ["attend", "attend_shared", "left_out", "reason", "serves", "shares"]
+__all__ = [
+    "native_attention",
+    "serves",
+    "serves_shared_weights",
+    "shared_weights_attention",
+    "unavailable_reason",
+    "without_kernels",
+]
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
@@ -50,20 +57,20 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
     )
 
 
-def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+def native_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
-    from .autograd import attend as call
+    from .autograd import differentiable_output
     from .build import Library
-    from .operands import Plan
+    from .operands import KernelInputs
 
-    made: Library | None = library()
-    assert made is not None  # `serves` asked
+    kernels: Library | None = library()
+    assert kernels is not None  # `serves` asked
     with torch.autocast("cpu", enabled=False):
-        plan, tensors = Plan.of(terms, value, mask, dropout, made.bfloat16)
-        return call(plan, tensors)
+        inputs, tensors = KernelInputs.of(terms, value, mask, dropout, kernels.bfloat16)
+        return differentiable_output(inputs, tensors)
 
 
-def shares(terms: Terms, value: torch.Tensor) -> bool:
+def serves_shared_weights(terms: Terms, value: torch.Tensor) -> bool:
     """Whether the kernels make weights that are the same for all rows of the batch: static terms alone, for inference."""
     from .operands import DTYPES
 
@@ -77,18 +84,18 @@ def shares(terms: Terms, value: torch.Tensor) -> bool:
     return on_processor(value.device) and library() is not None
 
 
-def attend_shared(
+def shared_weights_attention(
     terms: Terms, value: torch.Tensor, causal_offset: int | None, factor: torch.Tensor | None
 ) -> torch.Tensor:
     """The output (B, H, Lq, d_v) of static terms, with a factor (1 or B, 1 or H, Lk, 1) for each key's weights."""
     from dataclasses import replace
 
-    from .autograd import forward
-    from .operands import Plan
+    from .autograd import native_output
+    from .operands import KernelInputs
 
-    made = library()
-    assert made is not None  # `shares` asked
+    kernels = library()
+    assert kernels is not None  # `serves_shared_weights` asked
     alone = Terms(static=terms.static, query_length=terms.query_length)
-    plan, tensors = Plan.of(alone, value, AttentionMask(causal_offset=causal_offset), 0.0, made.bfloat16)
+    inputs, tensors = KernelInputs.of(alone, value, AttentionMask(causal_offset=causal_offset), 0.0, kernels.bfloat16)
     factor = None if factor is None else factor.detach().float().transpose(-1, -2).contiguous()
-    return forward(replace(plan, shared=True, factor=factor), tensors)[0].transpose(1, 2)
+    return native_output(replace(inputs, shared=True, factor=factor), tensors)[0].transpose(1, 2)

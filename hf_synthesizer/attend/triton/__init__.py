@@ -20,10 +20,10 @@ from ...logits.masks import AttentionMask
 from ..terms import Terms
 from .blocks import DTYPES, WIDTHS
 
-OLDEST = (8, 0)
+OLDEST_CAPABILITY = (8, 0)
 """Compute capability: what the kernels are compiled for and held to the limits of."""
 
-__all__ = ["attend", "serves"]
+__all__ = ["serves", "triton_attention"]
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
@@ -35,9 +35,9 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if not fits(terms, value, mask, dropout):
         return False
-    from .check import passes
+    from .check import passes_check
 
-    return passes(value.device)
+    return passes_check(value.device)
 
 
 def available(device: torch.device) -> bool:
@@ -46,7 +46,11 @@ def available(device: torch.device) -> bool:
         return False
     if os.environ.get("TRITON_INTERPRET") == "1":
         return device.type == "cpu"
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= OLDEST
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
+    )
 
 
 @cache
@@ -67,8 +71,8 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
     return max(rank, value.shape[-1]) <= WIDTHS[-1]
 
 
-def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+def triton_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
-    from .operands import attend as launch_on
+    from .operands import launch_attention
 
-    return launch_on(terms, value, mask, dropout)
+    return launch_attention(terms, value, mask, dropout)

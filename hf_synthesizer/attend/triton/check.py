@@ -11,7 +11,7 @@ from ...logits.forms import KeyBias, Logits, LowRank, Static, Sum, Tiled
 from ...logits.masks import AttentionMask
 from .. import reference
 from ..terms import Terms
-from .operands import attend
+from .operands import launch_attention
 
 logger = logging.get_logger(__name__)
 
@@ -21,19 +21,19 @@ Case = tuple[Logits, torch.Tensor, AttentionMask, list[torch.Tensor]]
 
 
 @cache
-def passes(device: torch.device) -> bool:
+def passes_check(device: torch.device) -> bool:
     """Whether the kernels give the reference's numbers here; if not, one warning, and another route serves.
 
     Whatever stops them (a compiler that is missing, a GPU that is too old) counts as not passing.
     """
     try:
         with torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            found = difference(device)
+            difference = largest_difference(device)
     except Exception as error:  # the compiler's and the driver's errors have no common class
-        found, reason = float("inf"), f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        difference, reason = float("inf"), f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     else:
-        reason = f"it differs from the reference by {found:.1e}, and {TOLERANCE:.0e} is allowed"
-    if found <= TOLERANCE:
+        reason = f"it differs from the reference by {difference:.1e}, and {TOLERANCE:.0e} is allowed"
+    if difference <= TOLERANCE:
         return True
     logger.warning(
         f"The Triton kernel of hf_synthesizer failed its check on {device} ({reason}). Attention takes another exact "
@@ -42,17 +42,17 @@ def passes(device: torch.device) -> bool:
     return False
 
 
-def difference(device: torch.device) -> float:
+def largest_difference(device: torch.device) -> float:
     """How far the kernels' output and gradients are from the reference's, with all terms, a mask and a triangle."""
-    logits, value, mask, inputs = case(device)
-    expected = reference.attend(logits, value, mask)[0]
-    actual = attend(Terms.of(logits, mask), value, mask, 0.0)
+    logits, value, mask, inputs = check_case(device)
+    expected = reference.reference_attention(logits, value, mask)[0]
+    actual = launch_attention(Terms.of(logits, mask), value, mask, 0.0)
     pairs = [(expected, actual)]
-    pairs += zip(*(torch.autograd.grad(made.square().sum(), inputs) for made in (expected, actual)), strict=True)
+    pairs += zip(*(torch.autograd.grad(output.square().sum(), inputs) for output in (expected, actual)), strict=True)
     return float(torch.stack([(one - other).detach().abs().max() for one, other in pairs]).max())
 
 
-def case(device: torch.device) -> Case:
+def check_case(device: torch.device) -> Case:
     """Two rows of the batch, two heads, 40 tokens of which some are padding; its numbers are the same each time."""
     batch, heads, length = 2, 2, 40
     generator = torch.Generator().manual_seed(0)  # the user's own draws stay as they would be

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from ...errors import AttentionInputError
-from ..fit import require_fit
+from ..operand_checks import require_operand
 from .blocks import Blocks, Specialisation
 from .forward import forward_kernel
 from .keys_backward import keys_kernel
@@ -58,7 +58,7 @@ class Launch:
         Raises:
             AttentionInputError: for operands that do not fit each other.
         """
-        self.require(operands)
+        self.require_operands(operands)
         specialisation = replace(self.specialisation, kernel=kernel)
         blocks = specialisation.blocks
         a, b = (self.a, self.b) if self.specialisation.tiled else (blocks.keys, 0)
@@ -88,9 +88,9 @@ class Launch:
             "scale": 1 / (1 - self.dropout),
             **specialisation.constants(),
         }
-        return call(KERNELS[kernel], self.grid(kernel, blocks, a), arguments, blocks)
+        return call_kernel(KERNELS[kernel], self.grid(kernel, blocks, a), arguments, blocks)
 
-    def require(self, operands: Operands) -> None:
+    def require_operands(self, operands: Operands) -> None:
         """Hold what a kernel reads against the problem, before it is pointed to."""
         (batch, heads), (queries, keys) = (self.batch, self.heads), (self.query_length, self.key_length)
         width, device, dtype = self.specialisation.width, operands.value.device, (self.specialisation.dtype,)
@@ -112,7 +112,7 @@ class Launch:
         ):
             tensor = getattr(operands, name)
             if tensor is not None:
-                require_fit(name, tensor, shape, device, dtypes, broadcast)
+                require_operand(name, tensor, shape, device, dtypes, broadcast)
 
     def grid(self, kernel: str, blocks: Blocks, a: int) -> tuple[int, ...]:
         """How many programs there are: one for each head (of each row of the batch) and tile that a kernel owns."""
@@ -123,12 +123,12 @@ class Launch:
         return self.batch * self.heads, keys if kernel == "keys" else rows
 
 
-def call(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
+def call_kernel(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
     """The one place where a kernel is called."""
-    return kernel[grid](**arguments, **options(blocks))
+    return kernel[grid](**arguments, **compiler_options(blocks))
 
 
-def options(blocks: Blocks) -> dict[str, Any]:
+def compiler_options(blocks: Blocks) -> dict[str, Any]:
     """What the compiler is told; a fused multiply and add, too, because what it does unasked differs between versions."""
     return {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True}
 
@@ -148,7 +148,7 @@ class KernelAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, launch: Launch, *operands: torch.Tensor | None) -> torch.Tensor:
-        output, normaliser = forward(launch, Operands(*operands))  # type: ignore[arg-type]
+        output, normaliser = kernel_output(launch, Operands(*operands))  # type: ignore[arg-type]
         ctx.launch = launch
         ctx.save_for_backward(output, normaliser, *operands)
         return output
@@ -158,11 +158,11 @@ class KernelAttention(torch.autograd.Function):
     def backward(ctx: Any, output_grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         output, normaliser, *tensors = ctx.saved_tensors
         needed = dict(zip(Operands._fields, ctx.needs_input_grad[1:], strict=True))
-        grads = backward(ctx.launch, Operands(*tensors), output, normaliser, output_grad, needed)
+        grads = kernel_gradients(ctx.launch, Operands(*tensors), output, normaliser, output_grad, needed)
         return None, *(grads.get(name) if needed[name] else None for name in Operands._fields)
 
 
-def forward(launch: Launch, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+def kernel_output(launch: Launch, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     """The output (B, H, Lq, w) and the logarithm (to base 2) of each row's sum, (B, H, Lq)."""
     value = operands.value
     output = value.new_empty(launch.batch, launch.query_length, launch.heads, value.shape[-1]).transpose(1, 2)
@@ -171,7 +171,7 @@ def forward(launch: Launch, operands: Operands) -> tuple[torch.Tensor, torch.Ten
     return output, normaliser
 
 
-def backward(
+def kernel_gradients(
     launch: Launch,
     operands: Operands,
     output: torch.Tensor,
@@ -188,27 +188,29 @@ def backward(
     grads: dict[str, torch.Tensor | None] = {}
 
     if needed["value"] or needed["key"] or needed["bias"]:
-        made = {
+        gradient_tensors = {
             "value_grad": value.new_empty(value.shape),
             "key_grad": None if operands.key is None else value.new_empty(operands.key.shape),
             "bias_grad": delta.new_empty(launch.batch, launch.heads, launch.key_length),
         }
-        launch.run("keys", operands, {**common, **made})
-        bias_grad = made["bias_grad"].sum_to_size(operands.bias.shape)
-        grads |= {"value": made["value_grad"], "key": made["key_grad"], "bias": bias_grad}
+        launch.run("keys", operands, {**common, **gradient_tensors})
+        bias_grad = gradient_tensors["bias_grad"].sum_to_size(operands.bias.shape)
+        grads |= {"value": gradient_tensors["value_grad"], "key": gradient_tensors["key_grad"], "bias": bias_grad}
     if needed["query"] or needed["inner"] or needed["outer"]:
-        made = {
+        gradient_tensors = {
             "query_grad": None if operands.query is None else value.new_empty(operands.query.shape),
             "inner_grad": None if operands.inner is None else torch.empty_like(operands.inner),
             "outer_grad": None if operands.outer is None else torch.zeros_like(operands.outer),
         }
-        launch.run("queries", operands, {**common, **made})
-        grads |= {name.removesuffix("_grad"): grad for name, grad in made.items()}
+        launch.run("queries", operands, {**common, **gradient_tensors})
+        grads |= {name.removesuffix("_grad"): grad for name, grad in gradient_tensors.items()}
     if table is not None and weight is not None and (needed["table"] or needed["weight"]):
         table_grad = delta.new_empty(launch.heads, launch.query_length, launch.key_length)
         launch.run("table", operands, {**common, "table_grad": table_grad})
         if needed["weight"]:
-            grads["weight"] = torch.stack([(mine * part.float()).sum() for mine, part in heads_of(table_grad, table)])
+            grads["weight"] = torch.stack(
+                [(grad * head_table.float()).sum() for grad, head_table in heads_of(table_grad, table)]
+            )
         if needed["table"]:
             table_grad *= weight[:, None, None]
             grads["table"] = table_grad.sum_to_size(table.shape).to(table.dtype)

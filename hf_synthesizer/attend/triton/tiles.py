@@ -67,24 +67,24 @@ def keys_of(turn, chunk, a, key_length, KEYS: tl.constexpr):
 
 
 @triton.jit
-def inner_factor(inner, places, rows_there, chunk, a, KEYS: tl.constexpr):
+def inner_factor(inner, offsets, rows_there, chunk, a, KEYS: tl.constexpr):
     """The inner factor of a tile, (rows, keys): the same in each turn."""
     columns = chunk * KEYS + tl.arange(0, KEYS)
     there = rows_there[:, None] & (columns < a)[None, :]
-    return tl.load(inner + places[:, None] * a + columns[None, :], mask=there, other=0.0)
+    return tl.load(inner + offsets[:, None] * a + columns[None, :], mask=there, other=0.0)
 
 
 @triton.jit
 def wide_rows(tensor, row_stride, rows, there, WIDTH: tl.constexpr):
     """Rows of a tensor whose width is WIDTH; zeros for those that are not there."""
-    places = rows.to(tl.int64)[:, None] * row_stride + tl.arange(0, WIDTH)[None, :]
-    return tl.load(tensor + places, mask=there[:, None], other=0.0)
+    offsets = rows.to(tl.int64)[:, None] * row_stride + tl.arange(0, WIDTH)[None, :]
+    return tl.load(tensor + offsets, mask=there[:, None], other=0.0)
 
 
 @triton.jit
 def store_wide_rows(tensor, row_stride, rows, there, tile, WIDTH: tl.constexpr):
-    places = rows.to(tl.int64)[:, None] * row_stride + tl.arange(0, WIDTH)[None, :]
-    tl.store(tensor + places, tile.to(tensor.dtype.element_ty), mask=there[:, None])
+    offsets = rows.to(tl.int64)[:, None] * row_stride + tl.arange(0, WIDTH)[None, :]
+    tl.store(tensor + offsets, tile.to(tensor.dtype.element_ty), mask=there[:, None])
 
 
 @triton.jit
@@ -122,8 +122,8 @@ def logits_tile(
             query, query_row, key, key_row, rows, rows_there, keys, keys_there, WIDTH, PART, PRECISION
         )
     if STATIC:
-        places = rows.to(tl.int64)[:, None] * table_row + keys[None, :]
-        tile = tl.load(table + places, mask=rows_there[:, None] & keys_there[None, :], other=0.0)
+        offsets = rows.to(tl.int64)[:, None] * table_row + keys[None, :]
+        tile = tl.load(table + offsets, mask=rows_there[:, None] & keys_there[None, :], other=0.0)
         logits += tile.to(tl.float32) * weight
     if TILED:
         logits += inner * outer[:, None]
@@ -132,13 +132,15 @@ def logits_tile(
 
 
 @triton.jit
-def kept_weights(seed, place, rows, keys, dropped):
+def kept_weights(seed, batch_head, rows, keys, dropped):
     """Which weights dropout keeps: a draw named by (row of the batch and head, query, key), the same in all kernels.
 
     `dropped` is the probability in units of 2⁻³².
     """
     nothing = tl.zeros([rows.shape[0], keys.shape[0]], tl.int32)
-    draw, _, _, _ = tl.philox(seed, nothing + keys[None, :], nothing + rows[:, None], nothing + place, nothing, ROUNDS)
+    draw, _, _, _ = tl.philox(
+        seed, nothing + keys[None, :], nothing + rows[:, None], nothing + batch_head, nothing, ROUNDS
+    )
     return draw >= dropped.to(tl.uint32)
 
 
@@ -156,7 +158,7 @@ def logits_gradient(
     keys,
     keys_there,
     seed,
-    place,
+    batch_head,
     dropped,
     scale,
     WIDTH: tl.constexpr,
@@ -173,7 +175,7 @@ def logits_gradient(
     )
     left = weights
     if dropped > 0:
-        kept = kept_weights(seed, place, rows, keys, dropped)
+        kept = kept_weights(seed, batch_head, rows, keys, dropped)
         weights_grad = tl.where(kept, weights_grad, 0.0)
         left = tl.where(kept, weights, 0.0)
     return left, weights * (weights_grad - delta[:, None])

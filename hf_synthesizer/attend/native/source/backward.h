@@ -144,10 +144,10 @@ class Backward {
       lay_across(query_across_, problem_.query, batch, item.head, first_query, rows, all_rows, rank);
       std::memset(query_sums_, 0, all_rows * rank * 4);
     }
-    copy_rows(gradient_, problem_.gradient, batch, item.head, first_query, rows, all_rows, width, deep_width_);
-    lay_across(gradient_across_, problem_.gradient, batch, item.head, first_query, rows, all_rows, width);  // fills `spare_`
+    copy_rows(gradient_, problem_.output_gradient, batch, item.head, first_query, rows, all_rows, width, deep_width_);
+    lay_across(gradient_across_, problem_.output_gradient, batch, item.head, first_query, rows, all_rows, width);  // fills `spare_`
     for (int64_t row = 0; row < rows; ++row) {
-      of_kind(problem_.made, batch, item.head, first_query + row, [&](auto* from) { copy_row(made_, from, width, width); });
+      of_kind(problem_.forward_output, batch, item.head, first_query + row, [&](auto* from) { copy_row(made_, from, width, width); });
       expected_[row] = dot(spare_ + row * width, made_, width);
     }
     for (int64_t n = 0; n < problem_.outers; ++n) {

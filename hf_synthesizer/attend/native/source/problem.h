@@ -48,7 +48,7 @@ struct Problem {
   Tensor factor;                                                // (1 or B, 1 or H, 1, Lk): what they are multiplied with then
   void* output;                                                 // (B, Lq, H, width), in the values' kind
   float* normaliser;                                            // (B, H, Lq): log Σ exp of a row's logits, or null
-  Tensor gradient, made;                                        // of the output, and the output, for the backward
+  Tensor output_gradient, forward_output;                                     // of the output, and the output, for the backward
   float *value_gradient, *query_gradient, *key_gradient;        // (parts, B, Lk, H, w), (B, Lq, H, r), (parts, B, Lk, H, r)
 };
 

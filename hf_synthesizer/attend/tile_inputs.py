@@ -10,11 +10,11 @@ import torch
 
 from ..device.matmul import product
 from ..logits.masks import AttentionMask
-from .static import accumulate, empty_gradients
+from .static import accumulate_static_gradients, empty_static_gradients
 from .terms import Terms, static_terms
 
 ROWS = 512  # of a tile: fewer make its matrix products slow, more push it out of the cache (docs/performance.md)
-TILE = 1 << 18  # numbers in a tile of several short heads
+TILE_LOGITS = 1 << 18  # numbers in a tile of several short heads
 
 
 class Block(NamedTuple):
@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
+class TileInputs:
     """Everything a tile is made of. Tensors are bound later, so that autograd sees them.
 
     Where `keep` is a mask of keys, `ends` says for each row of the batch how many keys there are up to the last one that
@@ -49,12 +49,12 @@ class Problem:
     ends: tuple[int, ...] | None = None
     holes: tuple[bool, ...] | None = None
     tensors: Sequence[torch.Tensor | None] = ()
-    latest: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
+    contiguous_heads: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float
-    ) -> tuple[Problem, list[torch.Tensor | None]]:
+    ) -> tuple[TileInputs, list[torch.Tensor | None]]:
         """The problem, and its tensors in order."""
         query: torch.Tensor | None = None
         key: torch.Tensor | None = None
@@ -69,8 +69,8 @@ class Problem:
         for term in terms.static:
             tensors += term
         seed = int(torch.randint(1 << 62, ())) if dropout else 0
-        ends, holes = _ends(mask, len(value))
-        problem = cls(
+        ends, holes = _key_ends(mask, len(value))
+        tile_inputs = cls(
             query_length=terms.query_length,
             key_length=value.shape[-2],
             tiled_terms=len(terms.tiled),
@@ -82,13 +82,13 @@ class Problem:
             ends=ends,
             holes=holes,
         )
-        return problem, tensors
+        return tile_inputs, tensors
 
-    def bind(self, tensors: Sequence[torch.Tensor | None]) -> Problem:
-        return replace(self, tensors=tensors, latest={})
+    def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> TileInputs:
+        return replace(self, tensors=tensors, contiguous_heads={})
 
-    def unbound(self) -> Problem:
-        return replace(self, tensors=(), latest={})
+    def without_tensors(self) -> TileInputs:
+        return replace(self, tensors=(), contiguous_heads={})
 
     @property
     def value(self) -> torch.Tensor:
@@ -109,23 +109,23 @@ class Problem:
     def blocks(self) -> Iterator[Block]:
         """Several heads of a short sequence at a time, or `ROWS` queries of one head of a long one."""
         batch, heads = self.value.shape[:2]
-        together = max(1, min(heads, TILE // (self.query_length * self.key_length)))
-        if together < 4:
-            together = 1  # one head at a time goes to the faster matrix product
-        rows = self.query_length if together > 1 else ROWS
+        heads_together = max(1, min(heads, TILE_LOGITS // (self.query_length * self.key_length)))
+        if heads_together < 4:
+            heads_together = 1  # one head at a time goes to the faster matrix product
+        rows = self.query_length if heads_together > 1 else ROWS
         for row in range(batch):
             key_length = self.key_length if self.ends is None else self.ends[row]
             if key_length == 0:
                 continue
-            for head in range(0, heads, together):
+            for head in range(0, heads, heads_together):
                 for start in range(0, self.query_length, rows):
                     stop = min(start + rows, self.query_length)
                     seen = key_length
                     if self.causal_offset is not None:
                         seen = min(seen, stop + self.causal_offset)
-                    yield Block(row, slice(head, min(head + together, heads)), slice(start, stop), seen)
+                    yield Block(row, slice(head, min(head + heads_together, heads)), slice(start, stop), seen)
 
-    def part(self, number: int, block: Block) -> torch.Tensor:
+    def head_rows(self, number: int, block: Block) -> torch.Tensor:
         """What a tensor of keys or values (B, H, Lk, r) has for a block's row and heads, (g, Lk, r).
 
         Projections leave the heads innermost but one, which the product of one matrix does not take. All tiles of a head
@@ -135,10 +135,10 @@ class Problem:
         row = block.row if len(tensor) > 1 else 0
         if block.heads.stop - block.heads.start > 1:
             return tensor[row, block.heads]
-        place = (row, block.heads.start)
-        if number not in self.latest or self.latest[number][0] != place:
-            self.latest[number] = place, tensor[row, block.heads].contiguous()
-        return self.latest[number][1]
+        head = (row, block.heads.start)
+        if number not in self.contiguous_heads or self.contiguous_heads[number][0] != head:
+            self.contiguous_heads[number] = head, tensor[row, block.heads].contiguous()
+        return self.contiguous_heads[number][1]
 
     def weights(self, block: Block) -> torch.Tensor:
         """softmax(logits + mask) of one tile, in the values' dtype: (g, rows, seen). A query that sees nothing has zeros."""
@@ -153,7 +153,7 @@ class Problem:
         """What the queries of a tile do not see, as a bool tensor that broadcasts to (g, rows, seen); None: nothing."""
         hidden: torch.Tensor | None = None
         if self.keep is not None and (self.holes is None or self.holes[block.row]):
-            hidden = ~_part(self.keep, block)
+            hidden = ~_block_part(self.keep, block)
         if self.causal_offset is not None:
             rows = torch.arange(block.queries.start, block.queries.stop, device=device)[:, None]
             future = torch.arange(block.seen, device=device) > rows + self.causal_offset
@@ -166,7 +166,8 @@ class Problem:
         total: torch.Tensor | None = None
         if query is not None:
             total = product(
-                query[block.row, block.heads, block.queries], self.part(2, block)[:, : block.seen].transpose(-1, -2)
+                query[block.row, block.heads, block.queries],
+                self.head_rows(2, block)[:, : block.seen].transpose(-1, -2),
             )
         for number in range(4, self.first_explicit, 2):
             inner, outer = self.factors(number, block)
@@ -175,18 +176,20 @@ class Problem:
         for term in static_terms(self.tensors[self.first_static :]):
             tile = term.tile(block.heads, block.queries, block.seen)
             if term.weight is None:
-                total = self._add(total, tile, block, fresh=term.keys is not None)
+                total = self._add_tile(total, tile, block, fresh=term.keys is not None)
             elif total is None:
                 total = tile * term.weight[block.heads, None, None].to(tile.dtype)
             else:
                 total = total.addcmul_(tile, term.weight[block.heads, None, None].to(tile.dtype))
         for explicit in self.tensors[self.first_explicit : self.first_static]:
-            total = self._add(total, _part(explicit, block), block)  # type: ignore[arg-type]
+            total = self._add_tile(total, _block_part(explicit, block), block)  # type: ignore[arg-type]
         if key_bias is not None:
-            total = self._add(total, _part(key_bias, block), block)
+            total = self._add_tile(total, _block_part(key_bias, block), block)
         return total  # type: ignore[return-value]
 
-    def _add(self, total: torch.Tensor | None, tile: torch.Tensor, block: Block, fresh: bool = False) -> torch.Tensor:
+    def _add_tile(
+        self, total: torch.Tensor | None, tile: torch.Tensor, block: Block, fresh: bool = False
+    ) -> torch.Tensor:
         if total is not None:
             return total.add_(tile)
         shape = (block.heads.stop - block.heads.start, block.queries.stop - block.queries.start, block.seen)
@@ -209,7 +212,7 @@ class Problem:
         return torch.empty_like(weights).bernoulli_(1 - self.dropout, generator=generator).div_(1 - self.dropout)
 
     @property
-    def whole(self) -> bool:
+    def covers_all_logits(self) -> bool:
         """Whether the tiles of each row of the batch cover all its logits."""
         return self.causal_offset is None and (self.ends is None or min(self.ends) == self.key_length)
 
@@ -217,44 +220,48 @@ class Problem:
         """A tensor for each input that wants a gradient, laid out as the input: zeros, but for what is written whole."""
         grads: list[torch.Tensor | None] = []
         for number, tensor in enumerate(self.tensors[: self.first_static]):
-            make = torch.empty_like if self.whole and number < 3 else torch.zeros_like
+            make = torch.empty_like if self.covers_all_logits and number < 3 else torch.zeros_like
             grads.append(make(tensor) if needed[number] and tensor is not None else None)
         static = static_terms(self.tensors[self.first_static :])
-        return grads + empty_gradients(static, needed[self.first_static :], self.whole)
+        return grads + empty_static_gradients(static, needed[self.first_static :], self.covers_all_logits)
 
-    def put(self, grad: torch.Tensor, block: Block, tile: torch.Tensor) -> None:
+    def add_key_gradient(self, grad: torch.Tensor, block: Block, tile: torch.Tensor) -> None:
         """Add a tile (g, seen, r) to the gradient of the keys or of the values that a block sees."""
-        own = block.row if len(grad) > 1 else 0
-        place = grad[own, block.heads, : block.seen]
-        if self.whole and block.queries.start == 0 and own == block.row:
-            place.copy_(tile)
+        row = block.row if len(grad) > 1 else 0
+        target = grad[row, block.heads, : block.seen]
+        if self.covers_all_logits and block.queries.start == 0 and row == block.row:
+            target.copy_(tile)
         else:
-            place += tile
+            target += tile
 
-    def accumulate(self, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
+    def accumulate_gradients(self, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
         """Add what a tile's gradient (g, rows, seen) contributes to each input."""
         query, key = self.tensors[1:3]
         if query is not None and key is not None:
             if grads[1] is not None:
                 grads[1][block.row, block.heads, block.queries] = product(
-                    logit_grad, self.part(2, block)[:, : block.seen]
+                    logit_grad, self.head_rows(2, block)[:, : block.seen]
                 )
             if grads[2] is not None:
                 rows = query[block.row, block.heads, block.queries].transpose(-1, -2).contiguous()
-                self.put(grads[2], block, product(rows, logit_grad).transpose(-1, -2))
+                self.add_key_gradient(grads[2], block, product(rows, logit_grad).transpose(-1, -2))
         if grads[3] is not None:
-            _add_reduced(grads[3], block, logit_grad)
+            _add_summed(grads[3], block, logit_grad)
         for number in range(4, self.first_explicit, 2):
-            self._accumulate_tiled(number, block, logit_grad, grads)
+            self._accumulate_tiled_gradients(number, block, logit_grad, grads)
         for number in range(self.first_explicit, self.first_static):
             if grads[number] is not None:
-                _add_reduced(grads[number], block, logit_grad)
+                _add_summed(grads[number], block, logit_grad)
         static = static_terms(self.tensors[self.first_static :])
         if any(grad is not None for grad in grads[self.first_static :]):
-            first = self.whole and block.row == 0
-            accumulate(grads[self.first_static :], static, logit_grad, block.heads, block.queries, first)
+            first = self.covers_all_logits and block.row == 0
+            accumulate_static_gradients(
+                grads[self.first_static :], static, logit_grad, block.heads, block.queries, first
+            )
 
-    def _accumulate_tiled(self, number: int, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
+    def _accumulate_tiled_gradients(
+        self, number: int, block: Block, logit_grad: torch.Tensor, grads: list[Any]
+    ) -> None:
         inner, outer = (factor.to(logit_grad.dtype) for factor in self.factors(number, block))
         width, count = inner.shape[-1], outer.shape[-1]
         if width * count > block.seen:
@@ -266,7 +273,7 @@ class Problem:
             grads[number + 1][block.row, block.heads, block.queries, :count] = (grid @ inner.unsqueeze(-1)).squeeze(-1)
 
 
-def _ends(mask: AttentionMask, batch: int) -> tuple[tuple[int, ...] | None, tuple[bool, ...] | None]:
+def _key_ends(mask: AttentionMask, batch: int) -> tuple[tuple[int, ...] | None, tuple[bool, ...] | None]:
     """(`ends`, `holes`) of a mask of keys (B or 1, 1, 1, Lk); (None, None) for any other."""
     if mask.keep is None or mask.keep.shape[1] != 1 or mask.keep.shape[2] != 1:
         return None, None
@@ -275,7 +282,7 @@ def _ends(mask: AttentionMask, batch: int) -> tuple[tuple[int, ...] | None, tupl
     return ends, tuple(extents.hides_one(row) for row in range(batch))
 
 
-def _part(tensor: torch.Tensor, block: Block) -> torch.Tensor:
+def _block_part(tensor: torch.Tensor, block: Block) -> torch.Tensor:
     """What a tile needs of a tensor that broadcasts to (B, H, Lq, Lk): (1 or g, 1 or rows, seen)."""
     row = block.row if len(tensor) > 1 else 0
     heads = block.heads if tensor.shape[1] > 1 else slice(0, 1)
@@ -283,9 +290,9 @@ def _part(tensor: torch.Tensor, block: Block) -> torch.Tensor:
     return tensor[row, heads, queries, : block.seen]
 
 
-def _add_reduced(grad: torch.Tensor, block: Block, logit_grad: torch.Tensor) -> None:
-    part = _part(grad, block)
+def _add_summed(grad: torch.Tensor, block: Block, logit_grad: torch.Tensor) -> None:
+    head_rows = _block_part(grad, block)
     for dim in (0, 1):
-        if part.shape[dim] == 1 and logit_grad.shape[dim] > 1:
+        if head_rows.shape[dim] == 1 and logit_grad.shape[dim] > 1:
             logit_grad = logit_grad.sum(dim, keepdim=True)
-    part += logit_grad
+    head_rows += logit_grad

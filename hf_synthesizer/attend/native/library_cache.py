@@ -20,18 +20,18 @@ from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
-HOUR = 3600
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+HOUR_IN_SECONDS = 3600
 DIGEST = hashlib.sha256().digest_size
 ADVICE = "Set XDG_CACHE_HOME to a folder of your own"
-Made = TypeVar("Made")
+Loaded = TypeVar("Loaded")
 
 
 class Unavailable(Exception):
     """Why there are no native kernels here."""
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """The user's own cache folder; made where it is not there.
 
     Raises:
@@ -42,23 +42,23 @@ def folder() -> Path:
         home = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
     except RuntimeError as error:  # no HOME, and no entry of this user
         raise Unavailable(f"this user has no home folder to keep them in. {ADVICE}") from error
-    kept = home / "hf_synthesizer" / "native"
+    folder = home / "hf_synthesizer" / "native"
     try:
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = kept.stat()
-        if found.st_uid == os.geteuid() and found.st_mode & OTHERS:
-            kept.chmod(0o700)
-            found = kept.stat()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if status.st_uid == os.geteuid() and status.st_mode & WRITABLE_BY_OTHERS:
+            folder.chmod(0o700)
+            status = folder.stat()
     except OSError as error:
         raise Unavailable(f"they cannot be kept ({error}). {ADVICE}") from error
-    if found.st_uid != os.geteuid() or found.st_mode & OTHERS:
-        raise Unavailable(f"{kept} belongs to another user, or others may write to it. {ADVICE}")
-    return kept
+    if status.st_uid != os.geteuid() or status.st_mode & WRITABLE_BY_OTHERS:
+        raise Unavailable(f"{folder} belongs to another user, or others may write to it. {ADVICE}")
+    return folder
 
 
-def load(name: str, bind: Callable[[str], Made]) -> Made | None:
+def load_library(name: str, bind: Callable[[str], Loaded]) -> Loaded | None:
     """What `bind` makes of the path of a kept library; None where there is none that can be trusted."""
-    file = folder() / name
+    file = cache_folder() / name
     try:
         # What is looked at is what is loaded, whatever becomes of the name meanwhile.
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -67,11 +67,13 @@ def load(name: str, bind: Callable[[str], Made]) -> Made | None:
     except OSError as error:
         logger.info("%s cannot be read (%s); it is built anew.", file, error)
         return None
-    found = os.fstat(descriptor)
-    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS
-    if not (own and _is_whole(name, descriptor)):
+    status = os.fstat(descriptor)
+    trusted = (
+        stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & WRITABLE_BY_OTHERS
+    )
+    if not (trusted and _has_valid_digest(name, descriptor)):
         os.close(descriptor)
-        what = "is damaged" if own else "belongs to another user, or others may write to it"
+        what = "is damaged" if trusted else "belongs to another user, or others may write to it"
         logger.info("%s %s; it is built anew.", file, what)
         return None
     # It stays open: the loader knows libraries by their paths, and would take another file of this number for this one.
@@ -79,41 +81,41 @@ def load(name: str, bind: Callable[[str], Made]) -> Made | None:
 
 
 @contextmanager
-def place(name: str) -> Iterator[tuple[Path, Callable[[bytes], None]]]:
+def reserve(name: str) -> Iterator[tuple[Path, Callable[[bytes], None]]]:
     """Where a library will be, and a function that puts its bytes there. The place is tried before anything is built.
 
     Raises:
         Unavailable: where nothing can be written.
     """
-    kept = folder()
-    _remove_old(kept)
+    folder = cache_folder()
+    _remove_abandoned(folder)
     try:
-        descriptor, written = tempfile.mkstemp(prefix=f"{name}.", dir=kept)  # this user's alone
+        descriptor, written = tempfile.mkstemp(prefix=f"{name}.", dir=folder)  # this user's alone
     except OSError as error:
         raise Unavailable(f"they cannot be kept ({error}). {ADVICE}") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
 
-            def put(content: bytes) -> None:
+            def store(content: bytes) -> None:
                 file.write(content + _digest(name, content))
                 file.flush()
-                os.replace(written, kept / name)
+                os.replace(written, folder / name)
 
-            yield kept / name, put
+            yield folder / name, store
     finally:
         with suppress(FileNotFoundError):
             os.unlink(written)
 
 
-def _remove_old(kept: Path) -> None:
+def _remove_abandoned(folder: Path) -> None:
     """What processes that were killed while they built have left."""
-    for left in kept.glob("*.so.*"):
+    for abandoned in folder.glob("*.so.*"):
         with suppress(OSError):
-            if left.stat().st_mtime < time.time() - HOUR:
-                left.unlink()
+            if abandoned.stat().st_mtime < time.time() - HOUR_IN_SECONDS:
+                abandoned.unlink()
 
 
-def _is_whole(name: str, descriptor: int) -> bool:
+def _has_valid_digest(name: str, descriptor: int) -> bool:
     with os.fdopen(descriptor, "rb", closefd=False) as opened:
         content = opened.read()
     return len(content) > DIGEST and content[-DIGEST:] == _digest(name, content[:-DIGEST])

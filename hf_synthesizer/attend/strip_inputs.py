@@ -14,10 +14,10 @@ from ..logits.masks import AttentionMask
 from .randomness import generator_at
 from .terms import StaticTerm, Terms
 
-NUMBERS = 1 << 25  # logits of a strip, at most: 128 MB in float32, of which a handful are alive at once
-WHOLE = 512  # queries of a short sequence, which go together where NUMBERS allows
-ROWS = 128  # queries of a longer one
-FEWEST = 32  # queries; rather than fewer, some heads at a time
+MOST_LOGITS = 1 << 25  # logits of a strip, at most: 128 MB in float32, of which a handful are alive at once
+SHORT_LENGTH = 512  # queries of a short sequence, which go together where NUMBERS allows
+QUERIES = 128  # queries of a longer one
+FEWEST_QUERIES = 32  # queries; rather than fewer, some heads at a time
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -32,13 +32,13 @@ class Strip(NamedTuple):
 
 def size_of_a_strip(batch: int, heads: int, query_length: int, key_length: int) -> tuple[int, int]:
     """How many heads and how many queries go together."""
-    together = max(1, min(heads, NUMBERS // (batch * key_length * FEWEST)))
-    most = query_length if max(query_length, key_length) <= WHOLE else ROWS
-    return together, max(1, min(most, NUMBERS // (batch * together * key_length)))
+    heads_together = max(1, min(heads, MOST_LOGITS // (batch * key_length * FEWEST_QUERIES)))
+    most_queries = query_length if max(query_length, key_length) <= SHORT_LENGTH else QUERIES
+    return heads_together, max(1, min(most_queries, MOST_LOGITS // (batch * heads_together * key_length)))
 
 
 @dataclass(frozen=True)
-class Cuts:
+class StripInputs:
     """Everything a strip is made of but the tensors themselves, which are handed in so that autograd sees them.
 
     The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r), key (1 or B, H, Lk, r), key_bias (1 or B, H or 1, 1, Lk),
@@ -54,7 +54,7 @@ class Cuts:
     tiled_terms: int
     explicit_terms: int
     static_terms: int
-    places: tuple[tuple[torch.Tensor | None, torch.Tensor], ...]
+    term_positions: tuple[tuple[torch.Tensor | None, torch.Tensor], ...]
     """Of queries (B or 1, Lq) and keys (B or 1, Lk), for each placed term."""
     keep: torch.Tensor | None
     causal_offset: int | torch.Tensor | None
@@ -65,11 +65,11 @@ class Cuts:
     @classmethod
     def of(
         cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float
-    ) -> tuple[Cuts, list[torch.Tensor | None]]:
+    ) -> tuple[StripInputs, list[torch.Tensor | None]]:
         """The cuts, and their tensors in order, cast as autocast would cast what is multiplied."""
-        low = None if value.dtype == torch.float64 else autocast_dtype(value.device)
-        if low is not None:
-            value = value.to(low)
+        autocast_to = None if value.dtype == torch.float64 else autocast_dtype(value.device)
+        if autocast_to is not None:
+            value = value.to(autocast_to)
         query: torch.Tensor | None = None
         key: torch.Tensor | None = None
         if len(terms.low_rank) == 1:
@@ -81,12 +81,12 @@ class Cuts:
             tensors += [inner, outer]
         tensors += terms.explicit
         for term in terms.static:
-            thin = low is not None and term.keys is not None
-            tensors += term if not thin else [term.weight, term.table.to(value.dtype), term.keys.to(value.dtype)]  # type: ignore[union-attr]
+            factorized = autocast_to is not None and term.keys is not None
+            tensors += term if not factorized else [term.weight, term.table.to(value.dtype), term.keys.to(value.dtype)]  # type: ignore[union-attr]
         for weight, placed in terms.placed:
-            made = placed.made
-            tensors += [None, made.inner, made.outer] if isinstance(made, Tiled) else [weight, made.table, None]
-        cuts = cls(
+            form = placed.form
+            tensors += [None, form.inner, form.outer] if isinstance(form, Tiled) else [weight, form.table, None]
+        strip_inputs = cls(
             batch=len(value),
             heads=value.shape[1],
             query_length=terms.query_length,
@@ -94,12 +94,12 @@ class Cuts:
             tiled_terms=len(terms.tiled),
             explicit_terms=len(terms.explicit),
             static_terms=len(terms.static),
-            places=tuple((term.query, term.key) for _, term in terms.placed),
+            term_positions=tuple((term.query, term.key) for _, term in terms.placed),
             keep=mask.keep,
             causal_offset=mask.causal_offset,
             dropout=dropout,
         )
-        return cuts, tensors
+        return strip_inputs, tensors
 
     @property
     def first_explicit(self) -> int:
@@ -119,16 +119,16 @@ class Cuts:
 
     def strips(self) -> Iterator[Strip]:
         """One heads' queries after the other's, all heads at once unless a few queries of theirs are too much."""
-        together, rows = size_of_a_strip(self.batch, self.heads, self.query_length, self.key_length)
-        for head in range(0, self.heads, together):
+        heads_together, rows = size_of_a_strip(self.batch, self.heads, self.query_length, self.key_length)
+        for head in range(0, self.heads, heads_together):
             for start in range(0, self.query_length, rows):
                 stop = min(start + rows, self.query_length)
                 seen = self.key_length
                 if isinstance(self.causal_offset, int):
                     seen = max(1, min(seen, stop + self.causal_offset))
-                yield Strip(slice(head, min(head + together, self.heads)), slice(start, stop), seen)
+                yield Strip(slice(head, min(head + heads_together, self.heads)), slice(start, stop), seen)
 
-    def place(self, number: int, tensor: torch.Tensor, tensors: Tensors, strip: Strip) -> tuple[slice, ...]:
+    def part_of(self, number: int, tensor: torch.Tensor, tensors: Tensors, strip: Strip) -> tuple[slice, ...]:
         """Where a strip's part of a tensor lies."""
         everything, keys = slice(None), slice(strip.seen)
         if number in (0, 2):
@@ -153,10 +153,12 @@ class Cuts:
             return (heads,)
         if kind == 2:
             return heads, keys
-        thin = tensors[number + 1] is not None
-        return (heads, strip.queries) if thin else (heads, strip.queries, keys)
+        factorized = tensors[number + 1] is not None
+        return (heads, strip.queries) if factorized else (heads, strip.queries, keys)
 
-    def placed(self, strip: Strip, term: Tensors, query: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor:
+    def placed_logits(
+        self, strip: Strip, term: Tensors, query: torch.Tensor | None, key: torch.Tensor
+    ) -> torch.Tensor:
         """The logits (B, g, rows, seen) of a term whose columns have places."""
         weight, first, outer = term
         key, first = key[:, : strip.seen], cast(torch.Tensor, first)
@@ -165,11 +167,11 @@ class Cuts:
         logits = place_table(first, cast(torch.Tensor, query)[:, strip.queries], key)
         return logits if weight is None else logits * weight.to(logits.dtype)[:, None, None]
 
-    def is_whole(self, strip: Strip) -> bool:
+    def covers_all_logits(self, strip: Strip) -> bool:
         """Whether there is no other strip."""
         return (strip.heads, strip.queries) == (slice(0, self.heads), slice(0, self.query_length))
 
-    def is_alone(self, number: int, tensor: torch.Tensor) -> bool:
+    def has_disjoint_parts(self, number: int, tensor: torch.Tensor) -> bool:
         """Whether no number of a tensor is in more than one strip: one number a query, and a head."""
         if number < self.first_static:
             return number == 1 or (number > 3 and min(tensor.shape[1:3]) > 1)
@@ -180,11 +182,11 @@ class Cuts:
     def pieces(self, strip: Strip, tensors: Tensors) -> list[torch.Tensor | None]:
         """The parts of the tensors that a strip is made of, as views."""
         return [
-            None if tensor is None else tensor[self.place(number, tensor, tensors, strip)]
+            None if tensor is None else tensor[self.part_of(number, tensor, tensors, strip)]
             for number, tensor in enumerate(tensors)
         ]
 
-    def attend(self, strip: Strip, pieces: Tensors, generator: torch.Generator | None) -> torch.Tensor:
+    def strip_output(self, strip: Strip, pieces: Tensors, generator: torch.Generator | None) -> torch.Tensor:
         """The output (B, g, rows, d_v) of a strip."""
         value = cast(torch.Tensor, pieces[0])
         scores = self.logits(strip, pieces)
@@ -227,10 +229,10 @@ class Cuts:
             parts.append((outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2)[..., : strip.seen])
         for number in range(self.first_static, self.first_placed, 3):
             term = StaticTerm(*pieces[number : number + 3])  # type: ignore[arg-type]
-            parts.append(term.whole().unsqueeze(0))
-        for number, places in enumerate(self.places):
+            parts.append(term.materialize().unsqueeze(0))
+        for number, term_positions in enumerate(self.term_positions):
             start = self.first_placed + 3 * number
-            parts.append(self.placed(strip, pieces[start : start + 3], *places))
+            parts.append(self.placed_logits(strip, pieces[start : start + 3], *term_positions))
         parts += cast(list[torch.Tensor], pieces[self.first_explicit : self.first_static])
         if key_bias is not None:
             parts.append(key_bias)

@@ -8,15 +8,15 @@ import torch
 
 from ..errors import AttentionInputError
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 """Tensors that are their memory. A subclass may hold something else there, or nothing."""
 
 
 def is_plain(tensor: torch.Tensor | None) -> bool:
-    return tensor is None or type(tensor) in PLAIN
+    return tensor is None or type(tensor) in PLAIN_TYPES
 
 
-def require_fit(
+def require_operand(
     name: str,
     tensor: torch.Tensor,
     shape: Sequence[int],
@@ -28,25 +28,27 @@ def require_fit(
 
     The first `broadcast` dimensions may be 1. Numbers of a row lie side by side.
     """
-    found = tensor.shape
-    fits = (
-        len(found) == len(shape)
+    actual = tensor.shape
+    is_valid = (
+        len(actual) == len(shape)
         and all(
-            size == wanted or (size == 1 and place < broadcast)
-            for place, (size, wanted) in enumerate(zip(found, shape, strict=True))
+            size == expected or (size == 1 and dimension < broadcast)
+            for dimension, (size, expected) in enumerate(zip(actual, shape, strict=True))
         )
         and tensor.dtype in dtypes
         and tensor.device == device
-        and type(tensor) in PLAIN
+        and type(tensor) in PLAIN_TYPES
         and tensor.layout == torch.strided
-        and (found[-1] == 1 or tensor.stride(-1) == 1)
+        and (actual[-1] == 1 or tensor.stride(-1) == 1)
         and tensor.data_ptr() != 0
     )
-    if not fits:
-        wanted = ", ".join(f"1 or {size}" if place < broadcast else str(size) for place, size in enumerate(shape))
+    if not is_valid:
+        expected = ", ".join(
+            f"1 or {size}" if dimension < broadcast else str(size) for dimension, size in enumerate(shape)
+        )
         kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise AttentionInputError(
-            f"Attention was given {name} of shape {tuple(found)}, {str(tensor.dtype).removeprefix('torch.')} on "
-            f"{tensor.device} ({type(tensor).__name__}); what fits the values is ({wanted}), {kinds} on {device}. "
+            f"Attention was given {name} of shape {tuple(actual)}, {str(tensor.dtype).removeprefix('torch.')} on "
+            f"{tensor.device} ({type(tensor).__name__}); what fits the values is ({expected}), {kinds} on {device}. "
             f"Give it tensors of one batch, one number of heads and one length, all on one device."
         )

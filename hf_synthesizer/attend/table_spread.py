@@ -18,7 +18,7 @@ def known_spread(term: StaticTerm) -> float:
     """
     if term.weight is not None:
         return UNKNOWN
-    tensors = [_whole(tensor) for tensor in (term.table, term.keys) if tensor is not None]
+    tensors = [_base(tensor) for tensor in (term.table, term.keys) if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return UNKNOWN
     if len(tensors) == 1:
@@ -26,16 +26,16 @@ def known_spread(term: StaticTerm) -> float:
             DeviceRead(tensors[0], "extremes", lambda: torch.stack(torch.aminmax(tensors[0].detach())))
         )
         return UNKNOWN if extremes is None else extremes[1] - extremes[0]
-    norms = [read_later(_longest(tensor)) for tensor in tensors]
+    norms = [read_later(_largest_norm(tensor)) for tensor in tensors]
     if norms[0] is None or norms[1] is None:
         return UNKNOWN
     return 2 * norms[0][0] * norms[1][0]  # |a · b| ≤ |a| · |b|
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _base(tensor: torch.Tensor) -> torch.Tensor:
     """The parameter that a tensor is a view of: what is known of it holds for each part, in every forward."""
     return tensor if tensor._base is None else tensor._base
 
 
-def _longest(factor: torch.Tensor) -> DeviceRead:
+def _largest_norm(factor: torch.Tensor) -> DeviceRead:
     return DeviceRead(factor, "longest", lambda: factor.detach().float().norm(dim=-1).amax().view(1))

@@ -24,7 +24,7 @@ TOGETHER = 1 << 23  # numbers that a thread may lay out so that all rows of the 
 
 
 class Tensor(ctypes.Structure):
-    """A tensor that is read; see source/problem.h."""
+    """A tensor that is read; see source/arguments.h."""
 
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row", "kind"))]
 

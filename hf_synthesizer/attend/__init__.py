@@ -1,4 +1,4 @@
-"""How logits meet values: mask, softmax, dropout, matmul, by the fastest exact route that the logits' form allows."""
+"""Attention from logits and values: mask, softmax, dropout and matrix product, by the fastest exact route for the logits' form."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ ROUTES = {
 In tests, `as_accelerator()` gives a processor the routes of the other devices.
 """
 FEW_LOGITS = 1 << 16
-"""Logits of a row of the batch, all heads. Up to so many, a processor trains faster with plain operations on the whole
-batch than tile by tile, or through a kernel whose backward is slow in bfloat16."""
+"""Number of logits in a row of the batch, over all heads. Up to this number, training on a processor is faster with plain
+operations on the whole batch than with tiles or with the kernel of `scaled_dot_product_attention`."""
 FEW_TILED_LOGITS = 1 << 13
-"""The same where there is a tiled term, whose outer product is dear to keep."""
+"""The same limit for logits with a tiled term: autograd would keep its outer product, which is large."""
 
 __all__ = ["ROUTES", "as_accelerator", "attend", "choose_route"]
 
 
 def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> str:
-    """The name of the route that serves these terms: the first that says so, else `"reference"`.
+    """The name of the first route that serves these terms, else `"reference"`.
 
-    One query, a step of decoding, is always the reference's: there is one row of weights, and nothing to save. So is
-    training on short sequences, unless the static route serves it.
+    A single query (a step of decoding) always takes the reference: one row of weights needs little memory. Training on short
+    sequences takes it too, unless the static or the native route serves.
     """
     if terms.query_length == 1:
         return "reference"
@@ -61,7 +61,7 @@ def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout
 
 
 def trains_on_few(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether a gradient is wanted, on a processor, through so few logits that nothing is gained by cutting them up."""
+    """Whether this is training on a processor with so few logits that tiles gain nothing."""
     if traced() or not on_processor(value.device) or not torch.is_grad_enabled():
         return False
     logits = value.shape[1] * terms.query_length * value.shape[-2]
@@ -79,17 +79,17 @@ def attend(
     """`softmax(logits + mask) @ value`.
 
     Args:
-        logits: any form, standing for (B or 1, H, Lq, Lk).
+        logits: any form of logits (B or 1, H, Lq, Lk).
         value: (B, H, Lk, d_v).
-        mask: what to hide and to add, of a shape that broadcasts to the logits'; nothing if None.
+        mask: broadcasts to the logits' shape; None hides nothing.
         dropout: the probability with which a weight is dropped; 0 outside training.
-        need_weights: whether the weights are wanted too. Only the reference route has them.
+        need_weights: whether to return the weights too. Only the reference route computes them.
 
     Returns:
         The output (B, H, Lq, d_v), and the weights (B, H, Lq, Lk) or None.
 
     Raises:
-        AttentionInputError: for a mask that does not broadcast to (B, H, Lq, Lk).
+        AttentionInputError: if the mask does not broadcast to (B, H, Lq, Lk).
     """
     mask = (
         AttentionMask() if mask is None else mask.expanded_to((*value.shape[:2], logits.query_length, value.shape[-2]))

@@ -1,4 +1,4 @@
-"""Clusters, as dense problems that sorting makes: the tokens of a cluster side by side, clusters of like size together."""
+"""Attention within clusters. Tokens are sorted by cluster, and clusters of similar size form one batch of dense attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..choices import Clusters
 if TYPE_CHECKING:
     from .sparse import Rows
 
-SMALLEST = 16  # clusters up to this size are treated alike; above, all up to the next power of two
+SMALLEST = 16  # clusters up to this size form one group; larger ones are grouped by powers of two
 
 
 def cluster_attention(choice: Clusters, rows: Rows) -> torch.Tensor:
@@ -21,7 +21,7 @@ def cluster_attention(choice: Clusters, rows: Rows) -> torch.Tensor:
     keep = None if rows.holes is None else rows.holes.unsqueeze(1)
     labels = choice.labels(rows.key, keep)  # (b, H, n)
     batch, heads, length, width = rows.value.shape
-    # As (b·n·H, …), which is how projections leave them in memory.
+    # As (b·n·H, …), the memory layout of the projections' outputs.
     query, key, value = (x.transpose(1, 2).reshape(-1, x.shape[-1]) for x in (rows.query, rows.key, rows.value))
     output = torch.zeros_like(value)
     for members, occupied in clusters_by_size(labels, keep):  # (c, size) each
@@ -42,16 +42,16 @@ def cluster_attention(choice: Clusters, rows: Rows) -> torch.Tensor:
 
 
 def clusters_by_size(labels: torch.Tensor, keep: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Clusters of like size, for labels (b, H, n) of the tokens in `keep` (b, 1, n).
+    """Groups of clusters of similar size, for labels (b, H, n) of the tokens in `keep` (b, 1, n).
 
-    For each size the members (c, size) of c clusters, as numbers among the b·n·H tokens of all heads, and whether a
-    place is taken.
+    Each group is the members (c, size) of c clusters, as indices into the b·n·H tokens of all heads, and a bool tensor
+    (c, size) that is False at unused entries.
     """
     batch, heads, length = labels.shape
     count = int(labels.max()) + 1
     row, head, index = (torch.arange(size, device=labels.device) for size in (batch, heads, length))
     row, head = row.view(-1, 1, 1), head.view(-1, 1)
-    cluster = ((row * heads + head) * count + labels).flatten()  # of all tokens, whatever row and head
+    cluster = ((row * heads + head) * count + labels).flatten()  # cluster numbers that are unique over rows and heads
     tokens = ((row * length + index) * heads + head).flatten()
     if keep is not None:
         kept = keep.expand_as(labels).flatten()
@@ -71,7 +71,7 @@ def clusters_by_size(labels: torch.Tensor, keep: torch.Tensor | None) -> Iterato
 
 
 def _additive_mask(members: torch.Tensor, occupied: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """What is added to the logits of clusters: (c, size, size)."""
+    """The additive (or, without a bias, bool) mask of clusters: (c, size, size)."""
     allowed = occupied.unsqueeze(-2)
     if rows.bias is None:
         return allowed.expand(-1, occupied.shape[-1], -1)
@@ -88,5 +88,5 @@ def _additive_mask(members: torch.Tensor, occupied: torch.Tensor, rows: Rows) ->
 
 
 def _padded_to_width(value: torch.Tensor, width: int) -> torch.Tensor:
-    """With columns of zeros where queries are wider: the fused kernels want one width for all three."""
+    """Values padded with zeros to the queries' width: fused kernels need one width for query, key and value."""
     return functional.pad(value, (0, max(0, width - value.shape[-1])))

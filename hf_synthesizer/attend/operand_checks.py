@@ -1,4 +1,4 @@
-"""What a kernel is given, held against the problem before any pointer is taken: kernels read whatever they are pointed to."""
+"""Checks of kernel operands before their pointers are taken: a kernel reads any address it gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from ..errors import AttentionInputError
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-"""Tensors that are their memory. A subclass may hold something else there, or nothing."""
+"""Types whose `data_ptr()` points to their numbers. Other subclasses may have no memory."""
 
 
 def is_plain(tensor: torch.Tensor | None) -> bool:
@@ -24,9 +24,12 @@ def require_operand(
     dtypes: Sequence[torch.dtype],
     broadcast: int = 0,
 ) -> None:
-    """Raise `AttentionInputError` unless a tensor is of that shape, of one of these dtypes, on that device, and in memory.
+    """Check an operand's shape, dtype, device and memory layout.
 
-    The first `broadcast` dimensions may be 1. Numbers of a row lie side by side.
+    The first `broadcast` dimensions may be 1. The last dimension has stride 1.
+
+    Raises:
+        AttentionInputError: if the operand has another shape, dtype, device or layout, or no memory.
     """
     actual = tensor.shape
     is_valid = (
@@ -49,6 +52,6 @@ def require_operand(
         kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise AttentionInputError(
             f"Attention was given {name} of shape {tuple(actual)}, {str(tensor.dtype).removeprefix('torch.')} on "
-            f"{tensor.device} ({type(tensor).__name__}); what fits the values is ({expected}), {kinds} on {device}. "
-            f"Give it tensors of one batch, one number of heads and one length, all on one device."
+            f"{tensor.device} ({type(tensor).__name__}); expected is ({expected}), {kinds} on {device}. "
+            f"Use one batch size, one number of heads and one length, and put all tensors on one device."
         )

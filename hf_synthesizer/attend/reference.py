@@ -1,4 +1,4 @@
-"""The route that defines all others: build the logits, mask them, softmax, dropout, multiply."""
+"""The reference route, which defines the result of all others: logits, mask, softmax, dropout, matrix product."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def reference_attention(
 def attention_weights(logits: Logits, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """`softmax(logits + mask)` for each row of the batch of `value`, in its dtype: (B, H, Lq, Lk).
 
-    The softmax is taken in at least float32. A query that may look at nothing gets weights and output 0. As in
-    Transformers, the weights are returned after dropout.
+    The softmax runs in at least float32. A query with no visible key gets weights 0 and output 0. The weights are returned
+    after dropout, as in Transformers.
     """
     if isinstance(logits, Sparse):
         logits, mask = logits.with_chosen_keys(mask)
@@ -33,7 +33,7 @@ def attention_weights(logits: Logits, value: torch.Tensor, mask: AttentionMask, 
     if visible is None:
         weights = scores.softmax(-1)
     else:
-        # The dtype's minimum and not −inf: a row of −inf alone would put NaN into the gradient.
+        # The dtype's minimum, not −inf: the gradient of a row of only −inf is NaN.
         weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
         weights = weights.masked_fill(~visible, 0.0)
     weights = weights.to(value.dtype).expand(value.shape[0], -1, -1, -1)

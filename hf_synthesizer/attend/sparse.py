@@ -1,7 +1,7 @@
-"""The route of the sparse form: only the pairs that meet are ever made.
+"""The sparse route: it computes only the chosen pairs of queries and keys.
 
-The batch is cut into rows, each without its padding, and rows of equal length go together. What a choice lets meet is a
-set of small dense problems, so that each kind of choice has a way of its own: windows and strides by reshaping
+Padding is cut off each row of the batch, and rows with the same first and last token are computed together. The chosen pairs
+form small dense problems, and each choice finds them in its own way: windows and strides by reshaping
 (`strides.py`), clusters by sorting (`clusters.py`), buckets by sorting the queries (`buckets.py`).
 """
 
@@ -23,10 +23,10 @@ from . import buckets, clusters, strides
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of the batch whose tokens stand on the same indices, without padding.
+    """Rows of the batch with the same first and last token, without the padding around them.
 
     `query` and `key` are (b, H, n, r), before scaling, `value` (b, H, n, d_v), `bias` broadcasts to (b, H, n, n) or is
-    None. `holes` (b, n) is False at padding between tokens, or None where there is none.
+    None. `holes` (b, n) is False at padding between tokens, or None without such padding.
     """
 
     query: torch.Tensor
@@ -46,13 +46,13 @@ ROWS_ATTENTION: dict[type, RowsAttention] = {
     Buckets: buckets.bucket_attention,
     Clusters: clusters.cluster_attention,
 }
-"""From a kind of choice to how its rows are attended to: (choice, rows) → (b, H, n, d_v)."""
+"""The attention function of each choice: (choice, rows) → (b, H, n, d_v)."""
 
 
 def serves(logits: Sparse, value: torch.Tensor, mask: AttentionMask) -> bool:
     """Whole sequences under a mask of keys, with or without a triangle, in eager mode.
 
-    A step of decoding has one query, and a compiled graph no loop over rows: both are served by the choice as a mask.
+    A step of decoding and a compiled graph take another route, with the choice as a mask.
     """
     return (
         type(logits.choice) in ROWS_ATTENTION
@@ -68,7 +68,7 @@ def serves(logits: Sparse, value: torch.Tensor, mask: AttentionMask) -> bool:
 
 
 def positions_follow_indices(logits: Sparse, value: torch.Tensor, mask: AttentionMask) -> bool:
-    """Whether each token is as far behind its row's first one as their indices are, which rows without padding rely on."""
+    """Whether the known positions, if any, equal indices counted from each row's first token, as this route assumes."""
     if logits.known_positions is None or (mask.keep is None and not logits.known_positions.per_row):
         return True
     tokens = Tokens.of(mask, logits.query_length, value.shape[-2], 0, value.device)
@@ -79,7 +79,7 @@ def positions_follow_indices(logits: Sparse, value: torch.Tensor, mask: Attentio
 def sparse_attention(
     logits: Sparse, value: torch.Tensor, mask: AttentionMask, causal: bool, dropout: float
 ) -> torch.Tensor:
-    """The output (B, H, L, d_v). `mask` is a simplified one; `causal` says whether the layer is a decoder's."""
+    """The output (B, H, L, d_v). `mask` is simplified; `causal` says whether the layer is a decoder's."""
     rows_attention = ROWS_ATTENTION[type(logits.choice)]
     query, key = (tensor.to(value.dtype) for tensor in (logits.query, logits.key))
     with without_autocast(value.device):
@@ -105,7 +105,7 @@ def sparse_attention(
 
 
 def rows_by_extent(extents: Extents) -> Iterator[tuple[list[int], int, int]]:
-    """The rows of a mask with the same first and last token: their numbers, the first index, and the last + 1."""
+    """Groups of rows with the same first and last token: (row numbers, first index, last index + 1)."""
     groups: dict[tuple[int, int], list[int]] = {}
     for row in range(len(extents.first)):
         groups.setdefault(extents.of(row), []).append(row)
@@ -114,7 +114,7 @@ def rows_by_extent(extents: Extents) -> Iterator[tuple[list[int], int, int]]:
 
 
 def _select_rows(batch: Rows, keep: torch.Tensor | None, rows: slice | list[int], indices: slice) -> Rows:
-    """Some indices of some rows; as views, where the rows are next to each other. No `keep`: they are tokens all."""
+    """The given indices of the given rows, as views if the rows are neighbours. `keep` None: there are no holes."""
     if isinstance(rows, list) and rows[-1] - rows[0] == len(rows) - 1:
         rows = slice(rows[0], rows[-1] + 1)
 
@@ -142,6 +142,6 @@ def _select_rows(batch: Rows, keep: torch.Tensor | None, rows: slice | list[int]
 
 
 def _pad_output(output: torch.Tensor, first: int, length: int) -> torch.Tensor:
-    """(b, H, n, d_v) with zeros around: (b, H, L, d_v)."""
+    """Pad (b, H, n, d_v) with zeros to (b, H, L, d_v)."""
     behind = length - first - output.shape[-2]
     return torch.nn.functional.pad(output, (0, 0, first, behind)) if first or behind else output

@@ -1,11 +1,11 @@
-"""The static route: one table of weights a head serves the whole batch, in one matrix product.
+"""The static route: each head has one table of weights for the whole batch, and needs one matrix product.
 
-With logits that do not depend on the input, softmax(R) does not either. Key padding m and a key's salience s_j differ from
-row to row, but they only scale columns: with e_j = m_j · exp(s_j − max s),
+If the logits R do not depend on the input, softmax(R) does not either. Key padding m and a key's salience s_j differ between
+rows of the batch, but they only scale columns. With e_j = m_j · exp(s_j − max s),
 
     out = (softmax(R) @ (e ∘ V)) / (softmax(R) @ e),
 
-so both products are one, over the values with e as one more column, and nothing of size B·H·L·L is ever made.
+so one product computes both, over the values with e as an additional column. No tensor has B·H·L·L numbers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .terms import StaticTerm, Terms, static_terms
 
 # exp(−60) / L is far above the smallest normal float32: no denominator can underflow.
 MAX_RANGE = 60.0
-FEW_TOKENS = 1024  # of a batch of several rows, up to which the native kernels train bfloat16 tables in less time
-ROWS = 512  # of a tile of weights, which has to stay in the cache
+FEW_TOKENS = 1024  # tokens of a batch; up to this number, native kernels train bfloat16 tables faster
+ROWS = 512  # rows of a tile of weights, which must fit the cache
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
     """Static forms with any number of key biases, under a mask of keys and a triangle, without dropout.
 
-    Dropout draws other weights for each row of the batch. A table or a salience that spans more than e⁶⁰ is left to a
-    route that looks at each row's maximum. So is, on another device than a processor, whatever would have to be measured
-    anew each time, and a table that nobody has measured yet. Training is left to the native kernels where they are as fast.
+    Dropout is excluded, because it draws different weights for each row of the batch. Logits with a range above `MAX_RANGE` need
+    a route that subtracts each row's maximum. On devices other than processors, so do key biases and tables whose range is not
+    known yet. Training takes the native kernels where they are as fast.
     """
     if dropout or isinstance(mask.causal_offset, torch.Tensor):
         return False
@@ -61,7 +61,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 
 
 def _needs_softmax_gradient(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether a gradient is wanted of anything but a product with weights that are known."""
+    """Whether a gradient flows through the softmax or its values; False for weights that are known."""
     if not torch.is_grad_enabled() or terms.weights is not None:
         return False
     tensors = [value, terms.key_bias, *(tensor for term in terms.static for tensor in term)]
@@ -69,9 +69,9 @@ def _needs_softmax_gradient(terms: Terms, value: torch.Tensor) -> bool:
 
 
 def _kernel_gradient_is_costly(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether the native kernels would add up a gradient as large as a table in float32, for one that is smaller."""
+    """Whether the native kernels would sum a table's gradient in float32 although the table has a smaller dtype."""
     tables = [term.table for term in terms.static if term.keys is None and term.table.requires_grad]
-    few = value.shape[0] == 1 or value.shape[0] * value.shape[-2] <= FEW_TOKENS  # nothing is added up for one row
+    few = value.shape[0] == 1 or value.shape[0] * value.shape[-2] <= FEW_TOKENS  # one row needs no sum
     return not few and any(table.dtype != torch.float32 for table in tables)
 
 
@@ -102,7 +102,7 @@ def static_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dro
     summed = products.view(heads, -1, batch, width + (factor is not None)).permute(2, 0, 1, 3)  # (B, H, Lq, …)
     if factor is None:
         return summed
-    # Where nothing is visible both are 0, and so is the output.
+    # Without a visible key both are 0, and so is the output.
     return summed[..., :-1] / summed[..., -1:].clamp(min=torch.finfo(value.dtype).tiny)
 
 
@@ -122,7 +122,7 @@ def _column_factor(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> to
 
 
 def _logit_range(terms: Terms, mask: AttentionMask) -> float:
-    """How far the logits of a row can lie apart, at most."""
+    """An upper bound of max − min over the logits of a row."""
     total = 0.0 if terms.weights is None else terms.weights.spread
     total += sum(term.spread() for term in terms.static)
     if terms.key_bias is not None:
@@ -137,7 +137,7 @@ def _logit_range(terms: Terms, mask: AttentionMask) -> float:
 
 
 def _known_logit_range(terms: Terms, mask: AttentionMask) -> float:
-    """The same as far as it is known without asking a device; else infinite."""
+    """`_logit_range` without reading the device; infinite if unknown."""
     if terms.key_bias is not None or mask.bias is not None:
         return float("inf")
     total = 0.0 if terms.weights is None else terms.weights.spread
@@ -145,21 +145,21 @@ def _known_logit_range(terms: Terms, mask: AttentionMask) -> float:
 
 
 def softmax_product(columns: torch.Tensor, causal_offset: int | None, static: list[StaticTerm]) -> torch.Tensor:
-    """`softmax(Σ w·R) @ columns` a head: (H, Lk, c) → (H, Lq, c), a tile of rows at a time."""
+    """`softmax(Σ w·R) @ columns` for each head, (H, Lk, c) → (H, Lq, c), one tile of rows at a time."""
     heads, key_length, width = columns.shape
     query_length = static[0][1].shape[-2]
     output = columns.new_empty(heads, query_length, width)
     for head, start, stop, seen in weight_tiles(columns, query_length, causal_offset):
         weights = tile_weights(static, head, start, stop, seen, causal_offset, columns.dtype)
         output[head, start:stop] = product(weights, columns[head, :seen])
-        del weights  # before the next tile is made
+        del weights  # frees the tile before the next one
     return output
 
 
 def product_with_weights(
     weights: torch.Tensor | tuple[torch.Tensor, torch.Tensor], columns: torch.Tensor
 ) -> torch.Tensor:
-    """`weights @ columns` a head, for weights (H, Lq, Lk) or their two factors."""
+    """`weights @ columns` for each head, with weights (H, Lq, Lk) or their two factors."""
     if isinstance(weights, tuple):
         return product_with_weights(weights[0], product_with_weights(weights[1], columns))
     if torch.is_grad_enabled() and columns.requires_grad or traced():
@@ -168,7 +168,7 @@ def product_with_weights(
 
 
 def all_weights(static: list[StaticTerm], causal_offset: int | None, key_length: int) -> torch.Tensor:
-    """All weights at once, (H, Lq, Lk), for compilers, which like large operations better than tiles."""
+    """All weights at once, (H, Lq, Lk), for compilers, which optimise one large operation better than tiles."""
     total = sum((term.materialize() for term in static[1:]), start=static[0].materialize())
     if causal_offset is not None:
         rows = torch.arange(total.shape[-2], device=total.device)[:, None] + causal_offset
@@ -179,9 +179,9 @@ def all_weights(static: list[StaticTerm], causal_offset: int | None, key_length:
 def weight_tiles(
     columns: torch.Tensor, query_length: int, causal_offset: int | None
 ) -> Iterator[tuple[slice, int, int, int]]:
-    """(heads, first row, last row + 1, how many keys these rows can see), for columns (H, Lk, c).
+    """Tiles of weights: (heads, first row, last row + 1, number of keys that the rows see).
 
-    A processor's cache holds one head's tile; any other device takes as many heads as a strip may hold.
+    On a processor a tile has one head, to fit the cache. On other devices it has as many heads as a strip.
     """
     heads, key_length, _ = columns.shape
     together, rows = 1, ROWS
@@ -203,7 +203,7 @@ def tile_weights(
     causal_offset: int | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """softmax over the first `seen` keys of rows `start … stop`: (g, rows, end). A row that sees no key has zeros."""
+    """Softmax over the first `seen` keys for the rows `start … stop`: (g, rows, seen)."""
     total: torch.Tensor | None = None
     for term in static:
         tile = term.tile(heads, slice(start, stop), seen)
@@ -218,11 +218,11 @@ def tile_weights(
         causal_offset is not None or len(static) > 1 or static[0].weight is not None or static[0].keys is not None
     )
     weights = (torch.softmax(total, -1, out=total) if may_overwrite else torch.softmax(total, -1)).to(dtype)
-    return weights.expand(heads.stop - heads.start, -1, -1)  # where all heads have one table, too
+    return weights.expand(heads.stop - heads.start, -1, -1)  # if all heads share one table
 
 
 class SoftmaxProduct(torch.autograd.Function):
-    """`softmax_product` with a backward that makes the weights again, a tile at a time."""
+    """`softmax_product`, with a backward that recomputes the weights tile by tile."""
 
     @staticmethod
     def forward(
@@ -236,7 +236,7 @@ class SoftmaxProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         columns, *tensors = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody wants a graph of this gradient
+        if torch.is_grad_enabled():  # create_graph=True
             from .differentiable import differentiable_gradients
 
             needed = (ctx.needs_input_grad[0], *ctx.needs_input_grad[2:])
@@ -265,7 +265,7 @@ class SoftmaxProduct(torch.autograd.Function):
 
 
 def _differentiable_product(tensors: Sequence[torch.Tensor | None], causal_offset: int | None) -> torch.Tensor:
-    """`softmax_product` in operations that have derivatives of every order."""
+    """`softmax_product` in operations that autograd can differentiate any number of times."""
     columns = cast(torch.Tensor, tensors[0])
     weights = all_weights(static_terms(tensors[1:]), causal_offset, columns.shape[1])
     return weights.to(columns.dtype) @ columns
@@ -284,9 +284,9 @@ def accumulate_static_gradients(
     queries: slice,
     first: bool,
 ) -> None:
-    """Add the gradient (g, rows, keys) of one tile of logits to those of the static terms.
+    """Add the gradient (g, rows, keys) of one tile of logits to the gradients of the static terms.
 
-    With `first` the tile's place in a table's gradient has not been written to.
+    `first` says that this part of a table's gradient is uninitialised.
     """
     seen = logit_grad.shape[-1]
     for number, term in enumerate(static):
@@ -321,7 +321,7 @@ def accumulate_static_gradients(
 def empty_static_gradients(
     static: list[StaticTerm], needed: Sequence[bool], covers_all_logits: bool
 ) -> list[torch.Tensor | None]:
-    """A gradient for each tensor of the terms that wants one: zeros, but for what `accumulate_static_gradients` writes whole."""
+    """A tensor for each gradient that is needed: uninitialised if `accumulate_static_gradients` overwrites it, else zeros."""
     grads: list[torch.Tensor | None] = []
     for number, tensor in enumerate(tensor for term in static for tensor in term):
         term = static[number // 3]

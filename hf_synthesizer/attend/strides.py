@@ -1,4 +1,4 @@
-"""Windows, strides and blocks, as dense problems that reshaping makes."""
+"""Attention in windows, strides and blocks. Reshaping turns each of them into a batch of dense attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..choices.patterns import Pattern, near_heads
 if TYPE_CHECKING:
     from .sparse import Rows
 
-BLOCK = 32  # queries of a window, at least: narrower ones cost more calls than they save products
+BLOCK = 32  # fewest queries of a window: smaller windows cost more calls than they save in products
 
 
 def strided_attention(choice: Pattern, rows: Rows) -> torch.Tensor:
@@ -23,7 +23,7 @@ def strided_attention(choice: Pattern, rows: Rows) -> torch.Tensor:
 
 
 def fixed_attention(choice: Pattern, rows: Rows) -> torch.Tensor:
-    """`sparse_fixed`: the own block for the first heads, the last column of every block for the others."""
+    """`sparse_fixed`: a query's own block for the first heads, the last column of every block for the others."""
     stride = _bounded_stride(choice, rows)
     near, far = _split_heads(rows)
     return _join_heads([block_attention(near, stride), last_column_attention(far, stride)])
@@ -46,11 +46,11 @@ class HeadInputs:
         self.batch, self.heads, self.length, self.width = self.value.shape
 
     def additive_mask(self, i: torch.Tensor, j: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-        """What is added to the logits of the pairs (i, j): (1 or b, 1 or h, *P), −∞ where they do not meet.
+        """The additive mask of the pairs (i, j): (1 or b, 1 or h, *P), −∞ where a query does not see a key.
 
-        A float tensor even without a bias: the kernel would make one of a bool tensor for each head anew.
+        A float tensor even without a bias: the kernel would convert a bool tensor for each head.
 
-        `i` and `j` name indices, and broadcast with `allowed` to P; those beyond the row may be named, but not allowed.
+        The indices `i` and `j` broadcast with `allowed` to P. Indices beyond the row are not allowed.
         """
         last = self.length - 1
         i, j = i.clamp(0, last), j.clamp(0, last)
@@ -68,11 +68,11 @@ class HeadInputs:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all indices hold tokens that may look at each other, with nothing added to their logits."""
+        """Whether no mask is needed: no padding, no bias, not causal."""
         return self.bias is None and self.holes is None and not self.causal
 
     def mask_within(self, indices: torch.Tensor) -> torch.Tensor | None:
-        """`additive_mask` for problems whose tokens attend to each other, given their indices (p, size); None: all pairs meet."""
+        """`additive_mask` for groups of tokens that attend to each other, given their indices (p, size); None if no mask is needed."""
         if self.is_plain and indices.numel() == self.length:
             return None
         i, j = indices.unsqueeze(-1), indices.unsqueeze(-2)
@@ -81,9 +81,9 @@ class HeadInputs:
     def dense_attention(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Dense attention of the problems (b, h, p, …, …) that the heads fall into; `mask` as `additive_mask` makes it.
+        """Dense attention in p groups, with tensors (b, h, p, …, …) and a mask from `additive_mask`.
 
-        A query that meets nobody gets zeros.
+        A query without a visible key gets zeros.
         """
         problems = query.shape[2]
         if mask is not None:
@@ -106,12 +106,12 @@ class HeadInputs:
         return torch.arange(count, device=self.value.device)
 
     def without_holes(self, output: torch.Tensor) -> torch.Tensor:
-        """Zeros for the queries that stand on padding."""
+        """The output with zeros at padding."""
         return output if self.holes is None else output * self.holes[:, None, :, None]
 
 
 def window_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
-    """|i − j| ≤ l: blocks of queries, each with the keys from l before it to l behind it."""
+    """|i − j| ≤ l: each block of queries attends to the keys from l before it to l after it."""
     if heads.heads == 0:
         return heads.value
     size = max(stride, BLOCK)
@@ -133,7 +133,7 @@ def window_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
 
 
 def column_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
-    """(i − j) mod l = 0: the row as a table of l columns, each of which attends to itself."""
+    """(i − j) mod l = 0: the row becomes a table of l columns; tokens attend within their column."""
     if heads.heads == 0:
         return heads.value
     count = -(-heads.length // stride)
@@ -144,7 +144,7 @@ def column_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
 
 
 def block_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
-    """i div l = j div l: the row as a table of l columns, each row of which attends to itself."""
+    """i div l = j div l: the row becomes a table of l columns; tokens attend within their row."""
     if heads.heads == 0:
         return heads.value
     count = -(-heads.length // stride)
@@ -155,7 +155,7 @@ def block_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
 
 
 def last_column_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
-    """j mod l = l − 1: every l-th key, for all queries."""
+    """j mod l = l − 1: all queries attend to every l-th key."""
     if heads.heads == 0 or heads.length < stride:
         return torch.zeros_like(heads.value)
     key, value = (x[:, :, stride - 1 :: stride].unsqueeze(2) for x in (heads.key, heads.value))
@@ -168,12 +168,12 @@ def last_column_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
 
 
 def _as_table(x: torch.Tensor, count: int, stride: int) -> torch.Tensor:
-    """(b, h, n, r) as (b, h, count, l, r), with zeros behind."""
+    """(b, h, n, r) reshaped to (b, h, count, l, r), padded with zeros at the end."""
     return functional.pad(x, (0, 0, 0, count * stride - x.shape[-2])).unflatten(-2, (count, stride))
 
 
 def _bounded_stride(choice: Pattern, rows: Rows) -> int:
-    """l, or where the rows are shorter the least l that means the same for them: work is bounded by the rows."""
+    """l, at most the length + 1: larger strides choose the same pairs, and would only add padding."""
     length = rows.value.shape[-2]
     return min(choice.stride_of(length, rows.causal), length + 1)
 
@@ -184,5 +184,5 @@ def _split_heads(rows: Rows) -> tuple[HeadInputs, HeadInputs]:
 
 
 def _join_heads(parts: list[torch.Tensor]) -> torch.Tensor:
-    # As (b, n, H, d_v) in memory, which is how the output projection reads them.
+    # Laid out as (b, n, H, d_v), which the output projection reads.
     return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)

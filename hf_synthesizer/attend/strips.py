@@ -1,8 +1,8 @@
-"""The route of every device that is no processor: any sum of forms, a strip of queries of the whole batch at a time.
+"""The strips route, for every device but processors: any sum of forms, one strip of queries of the whole batch at a time.
 
-A strip holds all rows of the batch and as many heads and queries as its size allows. Its logits are made from their terms,
-masked, softmaxed in at least float32, dropped and multiplied with the values, so that nothing as large as all logits is
-ever made. The backward makes each strip again, dropout included; nothing is asked of the device.
+A strip holds all rows of the batch, and as many heads and queries as `MOST_LOGITS` allows. Its logits are built, masked,
+normalised by a softmax in at least float32, dropped out and multiplied with the values. The full logits never exist. The
+backward recomputes each strip, with the same dropout. No tensor is read from the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .terms import Terms
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Whatever runs on another device than a processor; a graph compiler is given plain operations to work on."""
+    """All logits on any device but a processor. A graph compiler gets plain operations instead."""
     return not (traced() or on_processor(value.device))
 
 
@@ -47,7 +47,7 @@ def strips_output(strip_inputs: StripInputs, tensors: Tensors) -> torch.Tensor:
 
 
 class StripAttention(torch.autograd.Function):
-    """`forward`, with a backward that makes each strip again instead of keeping what it was made of."""
+    """`strips_output`, with a backward that recomputes each strip instead of keeping its intermediate tensors."""
 
     @staticmethod
     def forward(ctx: Any, strip_inputs: StripInputs, *tensors: torch.Tensor | None) -> torch.Tensor:
@@ -70,8 +70,8 @@ class StripAttention(torch.autograd.Function):
 def _differentiable_gradients(
     strip_inputs: StripInputs, tensors: Tensors, needed: Sequence[bool], gradient: torch.Tensor
 ) -> list[torch.Tensor | None]:
-    """Gradients that have gradients themselves, for penalties on them; all strips are kept."""
-    # As views, each of its own: one tensor may be given twice, and each place has its own gradient.
+    """Gradients that are themselves differentiable, for gradient penalties. All strips stay in memory."""
+    # Each input gets its own view: the same tensor may be two inputs, and each input has its own gradient.
     views = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
     inputs = [cast(torch.Tensor, tensor) for tensor, need in zip(views, needed, strict=True) if need]
     grads = iter(torch.autograd.grad(strips_output(strip_inputs, views), inputs, gradient, create_graph=True))
@@ -112,7 +112,7 @@ def _add_gradient(
     strip: Strip,
     piece: torch.Tensor,
 ) -> None:
-    """Add a strip's gradient to that of a whole tensor; sums over strips are taken in at least float32."""
+    """Add a strip's gradient to the whole tensor's gradient. Sums over strips use at least float32."""
     tensor, grad = cast(torch.Tensor, tensors[number]), grads[number]
     if grad is None and piece.shape == tensor.shape and strip_inputs.covers_all_logits(strip):
         grads[number] = piece

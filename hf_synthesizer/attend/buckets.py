@@ -1,8 +1,8 @@
-"""Buckets, as dense problems that sorting makes: all queries that look into a bucket meet its keys in one product.
+"""Attention to the keys in hash buckets. Queries are sorted by bucket, so that one product compares them with its keys.
 
-What a query finds with T hashes of buckets of k keys are T·k columns of logits. A key that is found twice counts once, the k
-largest are kept, and the softmax over them meets the values bucket by bucket again. Some heads at a time; the backward
-makes them again.
+With T hashes and buckets of k keys, a query has T·k candidate columns of logits. A key that occurs twice counts once. The k
+largest candidates are kept. Their softmax is multiplied with the values, again bucket by bucket. The work runs on some heads at
+a time, and the backward recomputes it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..choices.hashing import Assignment
 if TYPE_CHECKING:
     from .sparse import Rows
 
-TILE = 32  # queries of one bucket that go together
-QUERY_HASHES = 1 << 14  # of queries and hashes that are worked on at a time
-SHORT_LENGTH = 768  # tokens; up to so many it is faster to look at all pairs
-COMPARED_VALUES = 1 << 19  # of keys and directions that are compared at a time, where all pairs are looked at
+TILE = 32  # queries of one bucket in one product
+QUERY_HASHES = 1 << 14  # queries times hashes that are computed at a time
+SHORT_LENGTH = 768  # tokens; up to this length, comparing all pairs is faster
+COMPARED_VALUES = 1 << 19  # keys times directions that are compared at a time, if all pairs are compared
 
 
 def bucket_attention(choice: Buckets, rows: Rows) -> torch.Tensor:
@@ -38,12 +38,12 @@ def bucket_attention(choice: Buckets, rows: Rows) -> torch.Tensor:
     if length <= SHORT_LENGTH:
         return _all_pairs_attention(choice, rows)
     outputs = [_part_attention(choice, part) for part in parts_of(rows, len(choice.directions))]
-    return torch.cat(outputs, dim=1).unflatten(1, (batch, heads)).permute(1, 2, 0, 3)  # made as (n, b·H, d_v)
+    return torch.cat(outputs, dim=1).unflatten(1, (batch, heads)).permute(1, 2, 0, 3)  # from (n, b·H, d_v)
 
 
 @dataclass(frozen=True)
 class BucketInputs:
-    """Some heads of some rows, one after the other: query and key (g, n, r), value (g, n, d_v), bias (g, 1 or n, n)."""
+    """Heads of one or more rows, flattened to g: query and key (g, n, r), value (g, n, d_v), bias (g, 1 or n, n)."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -54,7 +54,7 @@ class BucketInputs:
 
 
 def parts_of(rows: Rows, hashes: int) -> Iterator[BucketInputs]:
-    """All rows at once if they are short; else some heads of one row at a time."""
+    """All rows at once if they are short, else some heads of one row at a time."""
     batch, heads, length, _ = rows.value.shape
     heads_together = max(1, QUERY_HASHES // (length * hashes))
     bias = None if rows.bias is None else rows.bias.expand(batch, heads, -1, -1)
@@ -72,7 +72,7 @@ def parts_of(rows: Rows, hashes: int) -> Iterator[BucketInputs]:
 
 
 def _part_attention(choice: Buckets, part: BucketInputs) -> torch.Tensor:
-    """(n, g, d_v)."""
+    """Assign queries to buckets and attend, with checkpointing in training: (n, g, d_v)."""
     assignment = choice.assign(part.query, part.key)
     tensors = (part.query, part.key, part.value, part.bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
@@ -91,7 +91,7 @@ def _candidate_attention(
     value: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """(g, n, d_v) for the tensors of a part."""
+    """Attention to the candidates: (g, n, d_v)."""
     heads, length, width = value.shape
     tiles = Tiles.of(assignment)
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -119,10 +119,10 @@ class Tiles:
     """Queries sorted by bucket, `TILE` of them at a time.
 
     Attributes:
-        members: for each tile the keys of its bucket (t, k), as numbers among all g·n tokens.
-        queries: for each tile its queries (t, TILE), as numbers among all g·n tokens; a place that is free has any.
-        entries: the same, as numbers among all g·T·n entries.
-        indices: where the entry of a head, hash and query is among the t·TILE places: (g, T, n).
+        members: the keys of each tile's bucket (t, k), as indices into all g·n tokens.
+        queries: the queries of each tile (t, TILE), as indices into all g·n tokens; unused slots hold any index.
+        entries: the same as indices into all g·T·n entries (head, hash, query).
+        indices: the slot (of t·TILE) of each head, hash and query: (g, T, n).
     """
 
     members: torch.Tensor
@@ -136,9 +136,11 @@ class Tiles:
         count = assignment.members.shape[-2]
         device = assignment.bucket.device
         first = torch.arange(heads * hashes, device=device).view(heads, hashes, 1) * count
-        bucket, order = (assignment.bucket + first).flatten().sort()  # of all entries, whatever head and hash
+        bucket, order = (
+            (assignment.bucket + first).flatten().sort()
+        )  # bucket numbers that are unique over heads and hashes
         sizes = torch.bincount(bucket, minlength=heads * hashes * count)
-        used = (sizes + TILE - 1) // TILE  # tiles a bucket
+        used = (sizes + TILE - 1) // TILE  # tiles of each bucket
         starts = TILE * (used.cumsum(0) - used) - (sizes.cumsum(0) - sizes)
         slot = torch.arange(len(bucket), device=device) + starts[bucket]
         total = int(used.sum())
@@ -153,14 +155,14 @@ class Tiles:
 
 
 def candidate_keys(assignment: Assignment) -> torch.Tensor:
-    """The keys that each query finds, hash by hash: (g, n, T·k)."""
+    """The candidate keys of each query, hash by hash: (g, n, T·k)."""
     size = assignment.members.shape[-1]
     keys = assignment.members.gather(-2, assignment.bucket.unsqueeze(-1).expand(*assignment.bucket.shape, size))
     return keys.transpose(1, 2).flatten(2)
 
 
 def best_candidates(logits: torch.Tensor, columns: torch.Tensor, assignment: Assignment, size: int) -> torch.Tensor:
-    """Which of the columns (g, n, T·k) are among the `size` largest, each key counted once."""
+    """True for the `size` largest candidates (g, n, T·k), each key counted once."""
     hashes = assignment.bucket.shape[-2]
     if hashes == 1:
         return torch.ones_like(columns, dtype=torch.bool)
@@ -171,7 +173,7 @@ def best_candidates(logits: torch.Tensor, columns: torch.Tensor, assignment: Ass
 
 
 def _repeated_candidates(columns: torch.Tensor, assignment: Assignment) -> torch.Tensor:
-    """Which columns hold a key that an earlier hash has found as well: (g, n, T·k)."""
+    """True for candidates that an earlier hash has already found: (g, n, T·k)."""
     heads, hashes, buckets, size = assignment.members.shape
     length = assignment.bucket.shape[-1]
     holds = torch.zeros(heads, hashes, buckets, length, dtype=torch.bool, device=columns.device)
@@ -186,7 +188,7 @@ def _repeated_candidates(columns: torch.Tensor, assignment: Assignment) -> torch
 
 
 def _all_pairs_attention(choice: Buckets, rows: Rows) -> torch.Tensor:
-    """All pairs are made, and those that do not meet are hidden; as many heads of as many rows at a time as fit the cache."""
+    """Compute the logits of all pairs and hide those that are not chosen, for as many heads at a time as fit the cache."""
     batch, heads, length, width = rows.value.shape
     heads_together = max(1, COMPARED_VALUES // (2 * choice.directions[..., 0].numel() * length))
     queries, keys, values = (x.flatten(0, 1) for x in (rows.query, rows.key, rows.value))  # (B·H, n, …)
@@ -205,7 +207,7 @@ def _all_pairs_attention(choice: Buckets, rows: Rows) -> torch.Tensor:
 
 
 def _full_attention(rows: Rows) -> torch.Tensor:
-    """Full attention, where no row has more tokens than a bucket."""
+    """Full attention, for rows with at most as many tokens as a bucket."""
     padding = rows.query.shape[-1] - rows.value.shape[-1]
     query, key = (functional.pad(x, (0, max(0, -padding))) for x in (rows.query, rows.key))
     output = functional.scaled_dot_product_attention(
@@ -220,7 +222,7 @@ def _full_attention(rows: Rows) -> torch.Tensor:
 
 
 def _packed_row_attention(choice: Buckets, rows: Rows, number: int) -> torch.Tensor:
-    """One row whose tokens are moved together: hashing does not look at positions."""
+    """Attention of one row with its padding removed. Hashing does not depend on positions, so this changes no result."""
     from .sparse import Rows
 
     tokens = rows.holes[number].nonzero().squeeze(-1)  # type: ignore[index]

@@ -1,8 +1,7 @@
-"""What the routes with a backward of their own do where that backward has to have a derivative: plain operations.
+"""Differentiable gradients for the routes with their own backward.
 
-A gradient penalty asks for a graph of the gradient (`create_graph=True`). The tiles' backward is none: it writes into memory,
-and makes products that have no derivative. So everything is computed once more, as the reference does it, and autograd
-records how.
+A gradient penalty needs a graph of the gradient (`create_graph=True`). The backward of the tiles is not differentiable. So the
+output is computed again by the reference's operations, which autograd records.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ Tensors = Sequence[torch.Tensor | None]
 def differentiable_gradients(
     compute: Callable[[Tensors], torch.Tensor], tensors: Tensors, needed: Sequence[bool], gradient: torch.Tensor
 ) -> list[torch.Tensor | None]:
-    """The gradients of `compute(tensors)`, for each tensor that needs one, with a graph."""
+    """The gradient of `compute(tensors)` with respect to each needed tensor, with a graph (`create_graph=True`)."""
     device = gradient.device.type
     with torch.enable_grad(), torch.autocast(device, enabled=False):
-        # One tensor may come twice, as queries and keys: each of them has a gradient of its own.
+        # The same tensor may be two inputs, such as queries and keys. Each input has its own gradient.
         inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
         differentiated = [tensor for tensor, need in zip(inputs, needed, strict=True) if need and tensor is not None]
         input_gradients = iter(
@@ -39,7 +38,7 @@ def differentiable_gradients(
 
 
 def differentiable_output(tile_inputs: TileInputs) -> torch.Tensor:
-    """What the tiled route computes, dropout included: (B, Lq, H, d_v)."""
+    """The output of the tiled route, with the same dropout, in differentiable operations: (B, Lq, H, d_v)."""
     value, (query, key, key_bias) = tile_inputs.value, tile_inputs.tensors[1:4]
     factors = tile_inputs.tensors[4 : tile_inputs.first_explicit]
     terms = Terms(
@@ -66,7 +65,7 @@ def differentiable_output(tile_inputs: TileInputs) -> torch.Tensor:
 
 
 def _whole_dropout_mask(tile_inputs: TileInputs, weights: torch.Tensor) -> torch.Tensor:
-    """The dropout that the tiles draw, side by side: (B, H, Lq, Lk)."""
+    """The tiles' dropout masks in one tensor: (B, H, Lq, Lk)."""
     dropout_mask = torch.zeros_like(weights)
     generator = tile_inputs.generator()
     for block in tile_inputs.blocks():

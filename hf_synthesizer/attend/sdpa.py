@@ -1,4 +1,4 @@
-"""The route through `scaled_dot_product_attention`: low-rank forms are its queries and keys, the rest is its bias."""
+"""The route through `scaled_dot_product_attention`: low-rank terms are its queries and keys, the other terms are its bias."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .terms import Terms
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Whatever has at least one low-rank term; on another device than a processor, what a fused kernel of its own takes.
+    """Logits with a low-rank term. On devices other than processors, only if PyTorch has a fused kernel for them.
 
-    Elsewhere the operator itself falls back to all logits at once, as it does for a bias with a gradient.
+    Without a fused kernel, the operator computes all logits at once.
     """
     if not terms.low_rank:
         return False
@@ -31,7 +31,7 @@ def _has_fused_kernel(terms: Terms, value: torch.Tensor, mask: AttentionMask, dr
         or terms.placed
         or (mask.keep is not None and mask.keep.shape[-2] > 1)
     ):
-        return False  # as a bias they would be as large as all logits
+        return False  # the bias would be as large as all logits
     bias = terms.key_bias
     if bias is not None and bias.requires_grad and torch.is_grad_enabled():
         return False
@@ -43,13 +43,13 @@ def _has_fused_kernel(terms: Terms, value: torch.Tensor, mask: AttentionMask, dr
     mask_row = value.new_zeros(()).expand(1, 1, query.shape[-2], key.shape[-2]) if has_mask else None
     try:
         kernel = torch._fused_sdp_choice(query, key, one_value, mask_row, dropout, mask.causal_offset is not None)
-    except (RuntimeError, NotImplementedError):  # a device that does not choose between kernels
+    except (RuntimeError, NotImplementedError):  # this device has no choice of kernels
         return False
     return kernel != 0  # SDPBackend.MATH
 
 
 def sdpa_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
-    """The output (B, H, Lq, d_v); weights are never built."""
+    """The output (B, H, Lq, d_v); the weights never exist as a tensor."""
     query, key = terms.joined_low_rank(value)
     if _key_bias_needs_gradient(terms):
         query, key = _append_key_bias(query, key, cast(torch.Tensor, terms.key_bias))
@@ -69,14 +69,14 @@ def sdpa_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropo
             attention_mask = attention_mask.masked_fill(~visible, float("-inf"))  # type: ignore[union-attr]
     sees_a_key = None
     if exporting() and attention_mask is not None and visible is not None:
-        # A runtime need not agree with torch on a softmax of −inf alone: no row has one, and who sees nobody gets 0.
+        # Runtimes differ on the softmax of a row of only −inf. We use the dtype's minimum and multiply such rows by 0.
         least = torch.finfo(value.dtype).min
         attention_mask = torch.where(visible, value.new_zeros(()) if bias is None else attention_mask, least)
         sees_a_key = visible.any(-1, keepdim=True)
     if attention_mask is not None:
         attention_mask = attention_mask.expand(value.shape[0], *attention_mask.shape[1:])
         if attention_mask.shape[-2] == 1:
-            attention_mask = attention_mask.contiguous()  # small, and the kernel is slow over a batch of stride 0
+            attention_mask = attention_mask.contiguous()  # small, and the kernel is slow with a batch stride of 0
     output = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, is_causal=causal, scale=1.0
     )
@@ -86,18 +86,18 @@ def sdpa_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropo
 
 
 def is_low_rank(terms: Terms) -> bool:
-    """Whether all there is are low-rank terms and a number for each key."""
+    """Whether all terms are low-rank or key biases."""
     return bool(terms.low_rank) and not (terms.static or terms.tiled or terms.explicit or terms.placed)
 
 
 def _key_bias_needs_gradient(terms: Terms) -> bool:
-    """Whether the bias of keys wants a gradient, which the kernel has none for. A traced graph is the same with and without."""
+    """Whether the key bias needs a gradient, which the kernel lacks. False while tracing: one graph serves both cases."""
     needs_gradient = terms.key_bias is not None and terms.key_bias.requires_grad and torch.is_grad_enabled()
     return needs_gradient and is_low_rank(terms) and not traced()
 
 
 def _append_key_bias(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A number for each key as one more column of the keys, and ones for the queries: the kernel has a gradient for these."""
+    """Append the key bias as a column of the keys, and ones to the queries. The kernel has gradients for queries and keys."""
     batch, heads, length, _ = key.shape
     column = bias.to(key.dtype).transpose(-1, -2).expand(batch, heads, length, 1)
     return torch.cat((query, query.new_ones(*query.shape[:-1], 1)), -1), torch.cat((key, column), -1)
@@ -110,7 +110,7 @@ def _is_zero(offset: int | torch.Tensor | None) -> bool:
 def _padded_to_one_width(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """With columns of zeros where they are narrower: the fused kernels want one width for all three."""
+    """Pad the narrower tensors with zeros: fused kernels need one width for query, key and value."""
     padding = query.shape[-1] - value.shape[-1]
     if padding > 0:
         value = functional.pad(value, (0, padding))

@@ -1,4 +1,4 @@
-"""How far the numbers of a static table lie apart, known without asking a device for it."""
+"""Upper bounds of max − min over a static table, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ UNKNOWN = float("inf")
 
 
 def known_spread(term: StaticTerm) -> float:
-    """`StaticTerm.spread` or more, infinite while it is unknown.
+    """An upper bound of `StaticTerm.spread`; infinite while it is unknown.
 
-    It is measured once for each state of a parameter, and becomes known when the next mask is asked about. A table that is
-    being trained has another state each step, and a mixing weight is another tensor each time: neither is measured.
+    The bound is computed once for each version of a parameter. The next read of a mask transfers it. Tables in training and terms
+    with a mixing weight change at each step, so their bounds stay unknown.
     """
     if term.weight is not None:
         return UNKNOWN
@@ -33,7 +33,7 @@ def known_spread(term: StaticTerm) -> float:
 
 
 def _base(tensor: torch.Tensor) -> torch.Tensor:
-    """The parameter that a tensor is a view of: what is known of it holds for each part, in every forward."""
+    """The tensor that a view belongs to. A bound of the whole also bounds each part, and stays cached over forwards."""
     return tensor if tensor._base is None else tensor._base
 
 

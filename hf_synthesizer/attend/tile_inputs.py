@@ -1,4 +1,4 @@
-"""The tiles of the tiled route: how a problem is cut, and what a tile of logits and of its gradient is made of."""
+"""The tiles of the tiled route: their sizes, their inputs, their logits and their gradients."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..logits.masks import AttentionMask
 from .static import accumulate_static_gradients, empty_static_gradients
 from .terms import Terms, static_terms
 
-ROWS = 512  # of a tile: fewer make its matrix products slow, more push it out of the cache (docs/performance.md)
-TILE_LOGITS = 1 << 18  # numbers in a tile of several short heads
+ROWS = 512  # of a tile: with fewer, matrix products are slow; with more, a tile does not fit the cache (docs/performance.md)
+TILE_LOGITS = 1 << 18  # logits of a tile that holds several heads of a short sequence
 
 
 class Block(NamedTuple):
-    """One row of the batch, some heads, some queries, and how many keys these queries can see."""
+    """One row of the batch, some heads, some queries, and the number of keys up to the last that these queries see."""
 
     row: int
     heads: slice
@@ -28,10 +28,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class TileInputs:
-    """Everything a tile is made of. Tensors are bound later, so that autograd sees them.
+    """The inputs of a tile. `with_tensors` adds the tensors, after autograd has seen them.
 
-    Where `keep` is a mask of keys, `ends` says for each row of the batch how many keys there are up to the last one that
-    is seen: the padding behind it is cut off instead of masked; and `holes`, whether one before it is hidden.
+    If `keep` is a mask of keys, `ends` holds the index of the last visible key + 1 for each row of the batch: later keys are cut
+    off, not masked. `holes` says for each row whether an earlier key is hidden.
 
     The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r), key (1 or B, H, Lk, r), key_bias (1 or B, H or 1, 1, Lk), then
     an inner and an outer for each tiled term, an explicit (1 or B, 1 or H, 1 or Lq, Lk) each, and weight, table and keys
@@ -55,7 +55,7 @@ class TileInputs:
     def of(
         cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float
     ) -> tuple[TileInputs, list[torch.Tensor | None]]:
-        """The problem, and its tensors in order."""
+        """The inputs, and their tensors in order."""
         query: torch.Tensor | None = None
         key: torch.Tensor | None = None
         if len(terms.low_rank) == 1:
@@ -103,7 +103,7 @@ class TileInputs:
         return self.first_explicit + self.explicit_terms
 
     def generator(self) -> torch.Generator | None:
-        """A generator that draws the same dropout in forward and backward."""
+        """A generator that draws the same dropout in the forward and the backward."""
         return torch.Generator().manual_seed(self.seed) if self.dropout else None
 
     def blocks(self) -> Iterator[Block]:
@@ -111,7 +111,7 @@ class TileInputs:
         batch, heads = self.value.shape[:2]
         heads_together = max(1, min(heads, TILE_LOGITS // (self.query_length * self.key_length)))
         if heads_together < 4:
-            heads_together = 1  # one head at a time goes to the faster matrix product
+            heads_together = 1  # one head at a time takes the faster matrix product
         rows = self.query_length if heads_together > 1 else ROWS
         for row in range(batch):
             key_length = self.key_length if self.ends is None else self.ends[row]
@@ -126,10 +126,10 @@ class TileInputs:
                     yield Block(row, slice(head, min(head + heads_together, heads)), slice(start, stop), seen)
 
     def head_rows(self, number: int, block: Block) -> torch.Tensor:
-        """What a tensor of keys or values (B, H, Lk, r) has for a block's row and heads, (g, Lk, r).
+        """The keys or values (B, H, Lk, r) of a block's row and heads: (g, Lk, r), contiguous for one head.
 
-        Projections leave the heads innermost but one, which the product of one matrix does not take. All tiles of a head
-        come one after the other, so that a copy of one head at a time is enough.
+        Projections lay out tensors as (B, Lk, H, r), which a product of one matrix does not support. The tiles of a head are
+        consecutive, so the copy of one head is cached.
         """
         tensor = cast(torch.Tensor, self.tensors[number])
         row = block.row if len(tensor) > 1 else 0
@@ -141,7 +141,7 @@ class TileInputs:
         return self.contiguous_heads[number][1]
 
     def weights(self, block: Block) -> torch.Tensor:
-        """softmax(logits + mask) of one tile, in the values' dtype: (g, rows, seen). A query that sees nothing has zeros."""
+        """softmax(logits + mask) of one tile, in the values' dtype: (g, rows, seen). A query without a visible key has zeros."""
         scores = self.logits(block)
         hidden = self.hidden(block, scores.device)
         if hidden is None:
@@ -150,7 +150,7 @@ class TileInputs:
         return torch.softmax(scores, -1, out=scores).masked_fill_(hidden, 0.0).to(self.value.dtype)
 
     def hidden(self, block: Block, device: torch.device) -> torch.Tensor | None:
-        """What the queries of a tile do not see, as a bool tensor that broadcasts to (g, rows, seen); None: nothing."""
+        """True where a query of a tile does not see a key, broadcasts to (g, rows, seen); None if all see all."""
         hidden: torch.Tensor | None = None
         if self.keep is not None and (self.holes is None or self.holes[block.row]):
             hidden = ~_block_part(self.keep, block)
@@ -161,7 +161,7 @@ class TileInputs:
         return hidden
 
     def logits(self, block: Block) -> torch.Tensor:
-        """One tile of logits, in fresh memory: (g, rows, seen)."""
+        """One tile of logits, in its own memory: (g, rows, seen)."""
         query, _, key_bias = self.tensors[1:4]
         total: torch.Tensor | None = None
         if query is not None:
@@ -198,7 +198,7 @@ class TileInputs:
         return tile if fresh else tile.clone()
 
     def factors(self, number: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inner (g, rows, a) and as much of outer (g, rows, b) as the keys that are seen need."""
+        """Inner (g, rows, a) and the columns of outer (g, rows, b) that the visible keys need."""
         inner, outer = (
             cast(torch.Tensor, factor)[block.row, block.heads, block.queries]
             for factor in self.tensors[number : number + 2]
@@ -206,7 +206,7 @@ class TileInputs:
         return inner, outer[..., : -(-block.seen // inner.shape[-1])]
 
     def dropout_mask(self, weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor | None:
-        """0 where a weight is dropped, 1/(1 − p) elsewhere."""
+        """0 for dropped weights, 1/(1 − p) for the others; None without dropout."""
         if generator is None:
             return None
         return torch.empty_like(weights).bernoulli_(1 - self.dropout, generator=generator).div_(1 - self.dropout)
@@ -217,7 +217,7 @@ class TileInputs:
         return self.causal_offset is None and (self.ends is None or min(self.ends) == self.key_length)
 
     def empty_gradients(self, needed: Sequence[bool]) -> list[torch.Tensor | None]:
-        """A tensor for each input that wants a gradient, laid out as the input: zeros, but for what is written whole."""
+        """A tensor for each gradient that is needed, laid out as the input: uninitialised if it is overwritten, else zeros."""
         grads: list[torch.Tensor | None] = []
         for number, tensor in enumerate(self.tensors[: self.first_static]):
             make = torch.empty_like if self.covers_all_logits and number < 3 else torch.zeros_like
@@ -226,7 +226,7 @@ class TileInputs:
         return grads + empty_static_gradients(static, needed[self.first_static :], self.covers_all_logits)
 
     def add_key_gradient(self, grad: torch.Tensor, block: Block, tile: torch.Tensor) -> None:
-        """Add a tile (g, seen, r) to the gradient of the keys or of the values that a block sees."""
+        """Add a tile (g, seen, r) to the gradient of the keys or values that a block sees."""
         row = block.row if len(grad) > 1 else 0
         target = grad[row, block.heads, : block.seen]
         if self.covers_all_logits and block.queries.start == 0 and row == block.row:
@@ -235,7 +235,7 @@ class TileInputs:
             target += tile
 
     def accumulate_gradients(self, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
-        """Add what a tile's gradient (g, rows, seen) contributes to each input."""
+        """Add the contribution of a tile's gradient (g, rows, seen) to the gradient of each input."""
         query, key = self.tensors[1:3]
         if query is not None and key is not None:
             if grads[1] is not None:
@@ -283,7 +283,7 @@ def _key_ends(mask: AttentionMask, batch: int) -> tuple[tuple[int, ...] | None, 
 
 
 def _block_part(tensor: torch.Tensor, block: Block) -> torch.Tensor:
-    """What a tile needs of a tensor that broadcasts to (B, H, Lq, Lk): (1 or g, 1 or rows, seen)."""
+    """A block's part of a tensor that broadcasts to (B, H, Lq, Lk): (1 or g, 1 or rows, seen)."""
     row = block.row if len(tensor) > 1 else 0
     heads = block.heads if tensor.shape[1] > 1 else slice(0, 1)
     queries = block.queries if tensor.shape[2] > 1 else slice(0, 1)

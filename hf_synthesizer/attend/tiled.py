@@ -1,8 +1,8 @@
-"""The tiled route: any sum of forms, on a processor, a cache-sized tile of rows at a time.
+"""The tiled route: any sum of forms on a processor, one cache-sized tile at a time.
 
-A tile of logits is made from its terms (a product for low-rank ones, an outer product for tiled ones, rows of a table for
-static ones), softmaxed and multiplied with the values while it is in the cache. Memory is that of one tile, not of L². The
-backward makes the tiles again, dropout included.
+A tile of logits is the sum of its terms: a product for low-rank terms, an outer product for tiled terms, rows of a table for
+static terms. Softmax and the product with the values follow while the tile is in the cache. Memory holds one tile, not L²
+numbers. The backward recomputes the tiles, with the same dropout.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .static import softmax_gradient
 from .terms import Terms
 from .tile_inputs import Block, TileInputs
 
-FEWEST_KEYS = 256  # keys; below, the kernel's one call costs less than our many
+FEWEST_KEYS = 256  # with fewer keys, one call of the kernel is cheaper than our many calls
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Everything on a processor that the kernel of `scaled_dot_product_attention` would serve less well.
+    """All logits on a processor for which the kernel of `scaled_dot_product_attention` is slower.
 
-    That kernel wins for low-rank forms of short sequences, and of all where PyTorch's own matrix library is at full speed; a
-    graph compiler is given plain operations to work on.
+    That kernel is faster for low-rank logits of short sequences, and of any length if PyTorch's own matrix library runs at full
+    speed. A graph compiler gets plain operations instead.
     """
     if traced() or not on_processor(value.device) or isinstance(mask.causal_offset, torch.Tensor):
         return False
@@ -54,7 +54,7 @@ def tiled_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, drop
     else:
         with torch.autocast("cpu", enabled=False):
             output = tiled_output(tile_inputs.with_tensors(tensors))
-    return output.transpose(1, 2)  # made as (B, Lq, H, d_v), which is how it is read
+    return output.transpose(1, 2)  # from (B, Lq, H, d_v), which the output projection reads
 
 
 def tiled_output(tile_inputs: TileInputs) -> torch.Tensor:
@@ -70,12 +70,12 @@ def tiled_output(tile_inputs: TileInputs) -> torch.Tensor:
             weights *= kept
         out = product(weights, tile_inputs.head_rows(0, block)[:, : block.seen])  # (g, rows, d_v)
         output[block.row, block.queries, block.heads] = out.transpose(0, 1)
-        del weights, kept  # before the next tile is made
+        del weights, kept  # frees the tile before the next one
     return output
 
 
 class TiledAttention(torch.autograd.Function):
-    """`forward`, with a backward that makes each tile again instead of keeping L² numbers."""
+    """`tiled_output`, with a backward that recomputes each tile instead of keeping L² numbers."""
 
     @staticmethod
     def forward(ctx: Any, tile_inputs: TileInputs, *tensors: torch.Tensor | None) -> torch.Tensor:
@@ -88,7 +88,7 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():  # somebody wants a graph of this gradient
+        if torch.is_grad_enabled():  # create_graph=True
             tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
             return None, *differentiable_gradients(
                 lambda tensors: differentiable.differentiable_output(ctx.tile_inputs.with_tensors(tensors)),

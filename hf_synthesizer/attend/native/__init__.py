@@ -1,8 +1,8 @@
 """The native route: one pass in C++ over any sum of low-rank, static, outer-product and key-bias terms, on a processor.
 
-A tile of logits is kernels, exponentiated and multiplied with the values while it is in the cache; each thread works on rows of
-its own and waits for no other. The backward makes the tiles again from one number a row, and whether a weight is dropped is
-a function of a seed and of its place. `build` makes the library; where there is none, the other routes serve.
+A tile of logits is computed, exponentiated and multiplied with the values while it is in the cache. Each thread has its own
+rows, so threads never wait for each other. The backward recomputes the tiles from one number a row. Dropout is a function of
+a seed and of the weight's position. `build` compiles the library; without it, the other routes serve.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = [
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """What the kernels can do, where they are. `HF_SYNTHESIZER_NATIVE=0` turns the route off."""
+    """Everything that the kernels support, if they are available. `HF_SYNTHESIZER_NATIVE=0` turns the route off."""
     if traced() or not on_processor(value.device) or not fits(terms, value, mask, dropout):
         return False
     return library() is not None
 
 
 def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Whether the kernels can do it at all."""
+    """Whether the kernels support these terms, dtypes and masks."""
     from .operands import DTYPES, MOST_ADDED, MOST_OUTERS, added_terms
 
     if value.dtype not in DTYPES or dropout >= 1 or len(terms.tiled) > MOST_OUTERS:
@@ -46,12 +46,12 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
     if len(added) > MOST_ADDED:
         return False
     if torch.is_grad_enabled() and any(t.requires_grad and t.shape[1] == 1 < value.shape[1] for t, _ in added):
-        return False  # a table of all heads has one gradient, which threads would have to share
+        return False  # all heads share the table, so threads would have to share its gradient
     tensors = [tensor for tensor, _ in added] + [factor for term in terms.tiled for factor in term[:2]]
     compared = [factor for pair in terms.low_rank for factor in pair]
     compared += [factor for term in terms.static if term.keys is not None for factor in (term.table, term.keys)]
     if not tensors and not any(factor.shape[-1] for factor in compared):
-        return False  # logits of no number at all are 0, and nobody would write them
+        return False  # logits without terms: the kernels would not write them
     return all(tensor.dtype in DTYPES for tensor in tensors) and all(
         map(is_plain, (value, mask.keep, *tensors, *compared))
     )
@@ -64,14 +64,14 @@ def native_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dro
     from .operands import KernelInputs
 
     kernels: Library | None = library()
-    assert kernels is not None  # `serves` asked
+    assert kernels is not None  # `serves` has checked this
     with torch.autocast("cpu", enabled=False):
         inputs, tensors = KernelInputs.of(terms, value, mask, dropout, kernels.bfloat16)
         return differentiable_output(inputs, tensors)
 
 
 def serves_shared_weights(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether the kernels make weights that are the same for all rows of the batch: static terms alone, for inference."""
+    """Whether the kernels can share weights over the batch: static terms only, without gradients."""
     from .operands import DTYPES
 
     tensors = [value, *(tensor for term in terms.static for tensor in term if tensor is not None)]
@@ -87,14 +87,14 @@ def serves_shared_weights(terms: Terms, value: torch.Tensor) -> bool:
 def shared_weights_attention(
     terms: Terms, value: torch.Tensor, causal_offset: int | None, factor: torch.Tensor | None
 ) -> torch.Tensor:
-    """The output (B, H, Lq, d_v) of static terms, with a factor (1 or B, 1 or H, Lk, 1) for each key's weights."""
+    """The output (B, H, Lq, d_v) of static terms; `factor` (1 or B, 1 or H, Lk, 1) multiplies each key's weights before they are normalised."""
     from dataclasses import replace
 
     from .autograd import native_output
     from .operands import KernelInputs
 
     kernels = library()
-    assert kernels is not None  # `serves_shared_weights` asked
+    assert kernels is not None  # `serves_shared_weights` has checked this
     alone = Terms(static=terms.static, query_length=terms.query_length)
     inputs, tensors = KernelInputs.of(alone, value, AttentionMask(causal_offset=causal_offset), 0.0, kernels.bfloat16)
     factor = None if factor is None else factor.detach().float().transpose(-1, -2).contiguous()

@@ -1,4 +1,4 @@
-"""The native kernels as a function that autograd knows."""
+"""The native kernels as an `autograd.Function`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensors = Sequence[torch.Tensor | None]
 
 
 def differentiable_output(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
-    """The output (B, H, Lq, d_v), made as (B, Lq, H, d_v), which is how it is read."""
+    """The output (B, H, Lq, d_v), laid out as (B, Lq, H, d_v), which the output projection reads."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return NativeAttention.apply(inputs, *tensors).transpose(1, 2)
     return native_output(inputs, tensors)[0].transpose(1, 2)
@@ -29,15 +29,15 @@ def call_kernel(function: str, arguments: KernelArguments, *more: Any) -> None:
     kernels = cast(Library, library())
     if getattr(kernels.functions, function)(ctypes.byref(arguments), *more):
         raise RuntimeError(
-            f"The native kernel {function} of hf_synthesizer failed, most likely for want of memory. "
-            f"HF_SYNTHESIZER_NATIVE=0 in the environment takes other routes."
+            f"The native kernel {function} of hf_synthesizer failed, most likely because memory ran out. "
+            f"Use a smaller batch, or set HF_SYNTHESIZER_NATIVE=0 in the environment to take other routes."
         )
 
 
 def native_output(
     inputs: KernelInputs, tensors: Tensors, normaliser: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, KernelArguments]:
-    """The output (B, Lq, H, d_v), and the problem that was given to the kernels."""
+    """The output (B, Lq, H, d_v), and the arguments of the kernels."""
     value = cast(torch.Tensor, tensors[0])
     output = value.new_empty(len(value), inputs.query_length, value.shape[1], value.shape[-1])
     arguments = inputs.arguments(tensors)
@@ -50,7 +50,7 @@ def native_output(
 
 
 class NativeAttention(torch.autograd.Function):
-    """`forward`, with a backward that makes all logits again from one number a row."""
+    """`native_output`, with a backward that recomputes all logits from one number a row."""
 
     @staticmethod
     def forward(ctx: Any, inputs: KernelInputs, *tensors: torch.Tensor | None) -> torch.Tensor:
@@ -63,10 +63,10 @@ class NativeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # A hook on saved tensors may have given them another layout.
+        # Hooks on saved tensors may change the layout.
         output, normaliser, *tensors = map(kernel_layout, ctx.saved_tensors)
         inputs, needed = ctx.inputs, ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # somebody wants a graph of this gradient
+        if torch.is_grad_enabled():  # create_graph=True
             return None, *differentiable_gradients(
                 lambda tensors: plain_output(inputs, tensors), tensors, needed, gradient
             )
@@ -81,7 +81,7 @@ def native_gradients(
     output: torch.Tensor,
     normaliser: torch.Tensor,
 ) -> list[torch.Tensor | None]:
-    """The gradient of each tensor that needs one, from that of the output (B, Lq, H, d_v)."""
+    """The gradient of each needed tensor, given the gradient of the output (B, Lq, H, d_v)."""
     value, query = cast(torch.Tensor, tensors[0]), tensors[1]
     batch, heads, keys, width = value.shape
     queries = inputs.query_length
@@ -105,18 +105,17 @@ def native_gradients(
     for position, (number, inner, outer) in enumerate(inputs.outer_terms(tensors)):
         term = arguments.outer[position]
         for name, factor_number, factor in (("inner", number, inner), ("outer", number + 1, outer)):
-            grads[factor_number] = allocate(
-                batch, heads, queries, factor.shape[-1]
-            )  # summed below where the factor has fewer
+            # Summed below if the factor has fewer rows of the batch, heads or queries.
+            grads[factor_number] = allocate(batch, heads, queries, factor.shape[-1])
             setattr(term, f"{name}_gradient", cast(torch.Tensor, grads[factor_number]).data_ptr())
     for position, (number, tensor, weight) in enumerate(inputs.added_terms(tensors)):
         term = arguments.added[position]
         if needed[number]:
-            per_query = (
-                tensor.shape[2] > 1
-            )  # each part of the queries has rows of its own, which the kernels write whole
+            per_query = tensor.shape[2] > 1  # then each part of the queries writes its own rows
             rows = 1 if len(tensor) == 1 and per_query else batch
-            dtype = tensor.dtype if per_query and rows == batch else torch.float32  # that of a sum over the batch
+            dtype = (
+                tensor.dtype if per_query and rows == batch else torch.float32
+            )  # sums over the batch are in float32
             sums = allocate(
                 1 if per_query else parts,
                 rows,
@@ -151,7 +150,7 @@ def sum_of_parts(parts: torch.Tensor) -> torch.Tensor:
 
 
 def plain_output(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
-    """What the kernels compute, dropout included, in operations that have derivatives of every order: (B, Lq, H, d_v)."""
+    """The kernels' output, with the same dropout, in operations that autograd can differentiate again: (B, Lq, H, d_v)."""
     value, query, key = tensors[:3]
     assert value is not None
     shape = (*value.shape[:2], inputs.query_length, value.shape[2])
@@ -175,7 +174,7 @@ def plain_output(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
 
 
 def dropout_factors(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
-    """What dropout does to each weight: 0, or 1 / (1 − p); (B, H, Lq, Lk)."""
+    """The factor that dropout gives each weight: 0 or 1 / (1 − p), (B, H, Lq, Lk)."""
     value = cast(torch.Tensor, tensors[0])
     factors = allocate(*value.shape[:2], inputs.query_length, value.shape[2])
     call_kernel("hf_dropout", inputs.arguments(tensors), ctypes.c_void_p(factors.data_ptr()))

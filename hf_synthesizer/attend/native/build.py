@@ -1,10 +1,9 @@
-"""The native kernels' library: built by the machine's own compiler at first use, kept (`library_cache.py`), and bound to what PyTorch
-has loaded.
+"""Builds the library of native kernels with the machine's compiler at first use, caches it (`library_cache.py`), and binds it to PyTorch.
 
-The source needs no header of PyTorch, so that a build takes two seconds and serves every version of it: the matrix
-products (oneDNN's, through PyTorch's `brgemm`) and the threads (those of the OpenMP that PyTorch runs on) are handed over as
-addresses. One library is built for each instruction set, `torch.backends.cpu.get_cpu_capability()`, and kept in the user's
-cache folder under a name that holds source and instruction set. Whatever fails is one line of the log, and other routes serve.
+The source needs no header of PyTorch. So a build takes two seconds and works with every version of PyTorch. The addresses of
+its matrix products (oneDNN's, through `brgemm`) and of its OpenMP threads are passed at run time. Each instruction set,
+`torch.backends.cpu.get_cpu_capability()`, has its own library, in the user's cache folder. The file name holds the instruction
+set and a hash of the source. A failure is one line of the log, and other routes serve.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).parent / "source"
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=default")
 ARCHITECTURES = {"AVX512": ("-march=x86-64-v4",), "AVX2": ("-march=x86-64-v3",)}
-COMPILER_SECONDS = 120  # a compiler that takes longer is not waited for
+COMPILER_SECONDS = 120  # time limit of the compiler
 PRODUCTS = "_ZN2at6native7cpublas6brgemmEllllllbPK{}S{}_Pfb"
 SYMBOLS = (PRODUCTS.format("f", 3), PRODUCTS.format("N3c108BFloat16E", 5), "_ZN2at6native7cpublas14brgemm_releaseEb")
 FUNCTIONS = ("hf_bind", "hf_probe", "hf_size", "hf_forward", "hf_backward", "hf_dropout")
@@ -45,14 +44,14 @@ _disabled = False
 
 
 class Library(NamedTuple):
-    """The loaded kernels, and whether their products can be made of bfloat16 on this machine."""
+    """The loaded kernels, and whether this machine has bfloat16 matrix products."""
 
     functions: ctypes.CDLL
     bfloat16: bool
 
 
 def library() -> Library | None:
-    """The kernels for the instruction set that PyTorch uses, or None where there are none: `unavailable_reason` says why."""
+    """The kernels for the instruction set that PyTorch uses, or None; then `unavailable_reason` says why."""
     if _disabled or os.environ.get("HF_SYNTHESIZER_NATIVE") == "0":
         return None
     return _load_library()[0]
@@ -60,7 +59,7 @@ def library() -> Library | None:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Do without the kernels for a while: who counts operations sees those of PyTorch alone."""
+    """Turn the kernels off inside the context. Counters of operations see only PyTorch's own."""
     global _disabled
     before, _disabled = _disabled, True
     try:
@@ -70,7 +69,7 @@ def without_kernels() -> Iterator[None]:
 
 
 def unavailable_reason() -> str | None:
-    """Why there are no native kernels, or None where there are."""
+    """Why the native kernels are unavailable; None if they are available."""
     if os.environ.get("HF_SYNTHESIZER_NATIVE") == "0":
         return "HF_SYNTHESIZER_NATIVE=0 turns them off"
     return _load_library()[1]
@@ -82,17 +81,17 @@ def _load_library() -> tuple[Library | None, str | None]:
         capability = torch.backends.cpu.get_cpu_capability()
         if sys.platform != "linux" or platform.machine() != "x86_64" or capability not in ARCHITECTURES:
             here = f"{capability} on {platform.machine()} under {platform.system()}"
-            raise Unavailable(f"they are for AVX2 and AVX-512 on x86-64 under Linux, and this is {here}")
+            raise Unavailable(f"they need AVX2 or AVX-512 on x86-64 under Linux, and this is {here}")
         addresses = _symbol_addresses()
         return _bind(_load_or_build(capability), addresses), None
-    except Exception as error:  # a compiler, a loader and a file system fail in ways that have no common class
+    except Exception as error:  # errors of compiler, loader and file system have no common class
         explanation = str(error) if isinstance(error, (Unavailable, OSError)) else f"{type(error).__name__}: {error}"
         logger.info("hf_synthesizer runs without its native kernels: %s.", explanation)
         return None, explanation
 
 
 def _load_or_build(capability: str) -> ctypes.CDLL:
-    """The library as it was kept, or made where there is none, or one that cannot be trusted."""
+    """The cached library, or a new one if the cache has none that can be trusted."""
     architecture = list(ARCHITECTURES[capability])
     if capability == "AVX512" and "avx512_bf16" in _processor_flags():
         architecture.append("-mavx512bf16")
@@ -104,17 +103,15 @@ def _load_or_build(capability: str) -> ctypes.CDLL:
 
 
 def _build(name: str, capability: str, architecture: list[str]) -> ctypes.CDLL:
-    """The library made by the machine's compiler, and kept under a name."""
+    """Compile the library and cache it under `name`."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise Unavailable(f"there is no C++ compiler. {ADVICE}")
     with library_cache.reserve(name) as (file, store), tempfile.TemporaryDirectory(prefix="hf_synthesizer-") as folder:
         library_file = Path(folder) / name
-        logger.info("Building the native kernels of hf_synthesizer for %s; they are kept as %s.", capability, file)
+        logger.info("Building the native kernels of hf_synthesizer for %s in %s.", capability, file)
         _run_compiler([*compiler.split(), *FLAGS, *architecture, str(SOURCE / "kernel.cpp"), "-o", str(library_file)])
-        functions = _open_library(
-            str(library_file)
-        )  # before it is kept: what is no library of ours must not be found again
+        functions = _open_library(str(library_file))  # before it is cached: only a valid library may be found again
         store(library_file.read_bytes())
     return functions
 
@@ -131,16 +128,16 @@ def _open_library(file: str) -> ctypes.CDLL:
 
 
 def _symbol_addresses() -> list[ctypes.c_void_p]:
-    """Where PyTorch has what the kernels call."""
+    """The addresses of the PyTorch functions that the kernels call."""
     torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     missing = [symbol for symbol in (*SYMBOLS, "GOMP_parallel") if not hasattr(torch_library, symbol)]
     if missing:
-        raise Unavailable(f"torch {torch.__version__} does not have what they call ({missing[0]})")
+        raise Unavailable(f"torch {torch.__version__} lacks a function that they call ({missing[0]})")
     return [ctypes.cast(getattr(torch_library, symbol), ctypes.c_void_p) for symbol in (*SYMBOLS, "GOMP_parallel")]
 
 
 def _bind(functions: ctypes.CDLL, addresses: list[ctypes.c_void_p]) -> Library:
-    """The library with PyTorch's functions put in, tried out."""
+    """Pass PyTorch's functions to the library, and test them."""
     for name in FUNCTIONS:
         getattr(functions, name).restype = ctypes.c_int64
     functions.hf_bind.restype = None
@@ -152,7 +149,11 @@ def _bind(functions: ctypes.CDLL, addresses: list[ctypes.c_void_p]) -> Library:
 
 
 def _run_compiler(command: list[str]) -> str:
-    """What a command prints; raises `Unavailable` with the end of what it complains about."""
+    """Run the compiler and return its output.
+
+    Raises:
+        Unavailable: if it fails, with the end of its error messages.
+    """
     try:
         completed = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=COMPILER_SECONDS

@@ -1,8 +1,8 @@
-"""Where built libraries are kept: files of this user alone, whose content is verified before it is loaded.
+"""The cache of built libraries: files that only this user can write, verified before they are loaded.
 
-A file is the library's bytes and, behind them, their digest, which the loader does not read. It is loaded when it belongs to
-this user, nobody else may write to it, and the digest is right; else it counts as not there. It is written under another name
-first, so that it is there whole or not at all.
+A file holds the library's bytes, followed by their digest, which the loader ignores. A file is loaded only if it belongs to this
+user, nobody else may write to it, and the digest is correct. Otherwise the library is built again. A file is written under a
+temporary name and then renamed, so it is never incomplete.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Unavailable(Exception):
 
 
 def cache_folder() -> Path:
-    """The user's own cache folder; made where it is not there.
+    """The user's cache folder, created if it is missing.
 
     Raises:
-        Unavailable: where there is none, or one that others may write to.
+        Unavailable: if it cannot be created, or others may write to it.
     """
     named = os.environ.get("XDG_CACHE_HOME") or ""
     try:
         home = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
     except RuntimeError as error:  # no HOME, and no entry of this user
-        raise Unavailable(f"this user has no home folder to keep them in. {ADVICE}") from error
+        raise Unavailable(f"this user has no home folder for their cache. {ADVICE}") from error
     folder = home / "hf_synthesizer" / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,10 +57,10 @@ def cache_folder() -> Path:
 
 
 def load_library(name: str, bind: Callable[[str], Loaded]) -> Loaded | None:
-    """What `bind` makes of the path of a kept library; None where there is none that can be trusted."""
+    """`bind(path)` of a cached library; None if the cache has none that can be trusted."""
     file = cache_folder() / name
     try:
-        # What is looked at is what is loaded, whatever becomes of the name meanwhile.
+        # The open file is checked and then loaded, even if another file takes its name in between.
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
@@ -76,16 +76,16 @@ def load_library(name: str, bind: Callable[[str], Loaded]) -> Loaded | None:
         what = "is damaged" if trusted else "belongs to another user, or others may write to it"
         logger.info("%s %s; it is built anew.", file, what)
         return None
-    # It stays open: the loader knows libraries by their paths, and would take another file of this number for this one.
+    # Never closed: the loader identifies a library by this path, and the number could later mean another file.
     return bind(f"/proc/self/fd/{descriptor}")
 
 
 @contextmanager
 def reserve(name: str) -> Iterator[tuple[Path, Callable[[bytes], None]]]:
-    """Where a library will be, and a function that puts its bytes there. The place is tried before anything is built.
+    """The path of a new library, and a function that stores its bytes there. Opens a temporary file before the build starts.
 
     Raises:
-        Unavailable: where nothing can be written.
+        Unavailable: if nothing can be written.
     """
     folder = cache_folder()
     _remove_abandoned(folder)
@@ -108,7 +108,7 @@ def reserve(name: str) -> Iterator[tuple[Path, Callable[[bytes], None]]]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """What processes that were killed while they built have left."""
+    """Remove temporary files of processes that were killed during a build."""
     for abandoned in folder.glob("*.so.*"):
         with suppress(OSError):
             if abandoned.stat().st_mtime < time.time() - HOUR_IN_SECONDS:

@@ -1,4 +1,4 @@
-"""What the native kernels are given: tensors in a fixed order for autograd, and the structures that C++ reads."""
+"""The inputs of the native kernels: tensors in a fixed order for autograd, and the structures that C++ reads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 2}
 PROCESSOR = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
 QUERIES = 64  # of a tile in the kernels
-COLUMNS = 512  # of the values of rows of the batch that share their weights, side by side
-TOGETHER = 1 << 23  # numbers that a thread may lay out so that all rows of the batch share a table's rows
+COLUMNS = 512  # of values, over rows of the batch that share their weights
+TOGETHER = 1 << 23  # most numbers that a thread copies so that all rows of the batch share one read of a table
 
 
 class Tensor(ctypes.Structure):
-    """A tensor that is read; see source/arguments.h."""
+    """An input tensor; see source/arguments.h."""
 
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row", "kind"))]
 
@@ -74,10 +74,10 @@ class KernelArguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class KernelInputs:
-    """What is to be computed, but for the tensors themselves, which are handed in so that autograd sees them.
+    """The inputs of the kernels, except for tensors with gradients: these are separate arguments, so that autograd sees them.
 
-    The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r) and key (1 or B, H, Lk, r) or None, an inner and an outer for
-    each outer product, and for all else that is added a tensor (1 or B, 1 or H, 1 or Lq, Lk) and a weight (H,) or None.
+    The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r) and key (1 or B, H, Lk, r) or None, inner and outer
+    of each outer product, then a tensor (1 or B, 1 or H, 1 or Lq, Lk) and a weight (H,) or None of each other added term.
     """
 
     query_length: int
@@ -85,20 +85,20 @@ class KernelInputs:
     keep: torch.Tensor | None
     causal_offset: int | None
     ends: torch.Tensor | None
-    """(B,) int64 on the host: how many keys there are up to the last one that is seen."""
+    """(B,) int64 on the host: the index of the last visible key + 1."""
     dropout: float
     seed: int
     bfloat16_products: bool
     shared: bool = False
-    """Whether no row of the batch has weights of its own, up to `factor`."""
+    """Whether all rows of the batch have the same weights, before `factor`."""
     factor: torch.Tensor | None = None
-    """(1 or B, 1 or H, 1, Lk): what the weights of each key are multiplied with, before they are normalised."""
+    """(1 or B, 1 or H, 1, Lk): multiplies each key's weights before they are normalised."""
 
     @classmethod
     def of(
         cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float, bfloat16: bool
     ) -> tuple[KernelInputs, list[torch.Tensor | None]]:
-        """The plan, and its tensors in order, laid out as the kernels read them."""
+        """The inputs, and their tensors in order, in the kernels' layout."""
         query, key = terms.joined_with_factors(value)
         tensors: list[torch.Tensor | None] = [kernel_layout(value), kernel_layout(query), kernel_layout(key)]
         for inner, outer, _ in terms.tiled:
@@ -124,18 +124,18 @@ class KernelInputs:
         return inputs, tensors
 
     def outer_terms(self, tensors: Sequence[Any]) -> list[tuple[int, Any, Any]]:
-        """(its place among the tensors, inner, outer) of each outer product."""
+        """(index among the tensors, inner, outer) of each outer product."""
         return [(n, tensors[n], tensors[n + 1]) for n in range(3, 3 + 2 * self.outers, 2)]
 
     def added_terms(self, tensors: Sequence[Any]) -> list[tuple[int, Any, Any]]:
-        """(its place, tensor, weight) of everything else."""
+        """(index among the tensors, tensor, weight) of each other added term."""
         return [(n, tensors[n], tensors[n + 1]) for n in range(3 + 2 * self.outers, len(tensors), 2)]
 
     def arguments(self, tensors: Sequence[torch.Tensor | None], *, training: bool = False) -> KernelArguments:
-        """What C++ reads; it points into the tensors, which have to outlive it.
+        """The structure that C++ reads. It points into the tensors, which must outlive it.
 
         Raises:
-            AttentionInputError: for tensors that do not fit each other.
+            AttentionInputError: if the tensors' shapes, dtypes or devices disagree.
         """
         value, query, key = tensors[:3]
         assert value is not None
@@ -166,8 +166,8 @@ class KernelInputs:
             term.a, term.b = inner.shape[-1], outer.shape[-1]
             if term.a * term.b < keys:
                 raise AttentionInputError(
-                    f"Attention was given an outer product of {term.a} and {term.b} numbers for {keys} keys. Give it factors "
-                    f"whose product is at least as many."
+                    f"Attention was given an outer product of {term.a} and {term.b} numbers for {keys} keys. Use factors "
+                    f"whose product is at least {keys}."
                 )
             term.inner = tensor_argument("inner factors", inner, (batch, heads, queries, term.a), broadcast=3)
             term.outer = tensor_argument("outer factors", outer, (batch, heads, queries, term.b), broadcast=3)
@@ -186,7 +186,7 @@ class KernelInputs:
         return arguments
 
     def query_parts(self, arguments: KernelArguments) -> int:
-        """Into how many parts queries are cut: enough for all threads to have as much to do as the others."""
+        """The number of parts that queries are divided into, so that all threads have equal work."""
         items = arguments.heads * -(-arguments.batch // arguments.together)
         tiles = -(-arguments.queries // QUERIES)
         if arguments.threads == 1 or items >= 8 * arguments.threads:
@@ -199,7 +199,7 @@ class KernelInputs:
 
 
 def added_terms(terms: Terms) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """What is added to the logits as it stands, or with a weight: key bias, explicit terms, static tables."""
+    """(tensor, weight or None) of each term that is added to the logits: key bias, explicit terms, static tables."""
     added: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     if terms.key_bias is not None:
         added.append((terms.key_bias, None))
@@ -209,7 +209,7 @@ def added_terms(terms: Terms) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
 
 
 def kernel_layout(tensor: Any) -> Any:
-    """A tensor whose columns lie one after the other, and which is not negated when it is read; else a copy."""
+    """The tensor if its columns are contiguous and no negation is pending, else a copy."""
     if tensor is None:
         return None
     tensor = tensor.resolve_neg()
@@ -223,9 +223,9 @@ def tensor_argument(
     dtypes: Sequence[torch.dtype] = DTYPES,
     broadcast: int = 0,
 ) -> Tensor:
-    """A tensor of four dimensions for C++: what it has only one of is the same for all rows, heads or queries.
+    """A tensor of four dimensions for C++. Dimensions of size 1 get stride 0, and so serve all rows, heads or queries.
 
-    This and `checked_pointer` are where the kernels' pointers come from; both look at what they are given first.
+    Only this function and `checked_pointer` create pointers for the kernels. Both check the tensor first.
     """
     if tensor is None:
         return Tensor()
@@ -237,15 +237,15 @@ def tensor_argument(
 def checked_pointer(
     name: str, tensor: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32
 ) -> int | None:
-    """Where the numbers of a contiguous tensor lie."""
+    """The address of a contiguous tensor, after checks."""
     if tensor is None:
         return None
     require_operand(name, tensor, shape, PROCESSOR, (dtype,))
     if not tensor.is_contiguous():
-        raise AttentionInputError(f"Attention was given {name} that do not lie side by side. Call contiguous().")
+        raise AttentionInputError(f"Attention was given {name} that is not contiguous. Call contiguous().")
     return tensor.data_ptr()
 
 
 def allocate(*sizes: int, dtype: torch.dtype = torch.float32, zeros: bool = False) -> torch.Tensor:
-    """Memory that the kernels write, whatever PyTorch's default device and dtype are."""
+    """Memory on the host for the kernels to write, independent of PyTorch's default device and dtype."""
     return (torch.zeros if zeros else torch.empty)(sizes, dtype=dtype, device=PROCESSOR)

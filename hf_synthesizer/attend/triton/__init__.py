@@ -1,8 +1,7 @@
 """The Triton route: one kernel for any sum of low-rank, static, outer-product and key-bias terms, where Triton runs.
 
-Softmax and sums go along with the walk over the keys, so that nothing of size B·H·Lq·Lk is ever made, and one number a row is
-all that the backward needs. It makes the tiles again, dropout included: whether a weight is dropped is a function of a
-seed and of its place.
+Softmax and sums are updated key by key, so no tensor has B·H·Lq·Lk numbers. The backward needs one number a row. It recomputes
+the tiles, with the same dropout: dropout is a function of a seed and of the weight's position.
 
 This module and `blocks` may be imported without Triton. Not yet measured on a GPU (docs/accelerators.md).
 """
@@ -21,7 +20,7 @@ from ..terms import Terms
 from .blocks import DTYPES, WIDTHS
 
 OLDEST_CAPABILITY = (8, 0)
-"""Compute capability: what the kernels are compiled for and held to the limits of."""
+"""The lowest compute capability that the kernels support."""
 
 __all__ = ["serves", "triton_attention"]
 
@@ -41,7 +40,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 
 
 def available(device: torch.device) -> bool:
-    """Whether kernels run on such a device: on a processor in Triton's interpreter alone."""
+    """Whether kernels run on this device; on a processor, only in Triton's interpreter."""
     if os.environ.get("HF_SYNTHESIZER_TRITON") == "0" or not installed():
         return False
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -59,7 +58,7 @@ def installed() -> bool:
 
 
 def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Whether the kernels can do it at all."""
+    """Whether the kernels support these terms, dtypes and masks."""
     if value.dtype not in DTYPES or dropout >= 1 or isinstance(mask.causal_offset, torch.Tensor):
         return False
     if mask.keep is not None and mask.keep.shape[-2] != 1:

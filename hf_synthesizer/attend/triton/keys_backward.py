@@ -1,6 +1,6 @@
-"""The backward kernel that owns keys, and walks over the queries that see them.
+"""The backward kernel for keys: each program has a tile of keys, and loops over the queries that see them.
 
-It makes the tiles of logits again, and sums what it owns alone, in a fixed order, without atomics.
+It recomputes the tiles of logits. Only it writes its gradients, in a fixed order, without atomics.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def keys_kernel(
     bias_sum = tl.zeros([KEYS], tl.float32)
     if LOW_RANK:
         key_sum = tl.zeros([KEYS, WIDTH], tl.float32)
-    first = tl.maximum(0, turn * a + chunk * KEYS - causal_offset) // ROWS  # tiles of queries before it see nothing
+    first = (
+        tl.maximum(0, turn * a + chunk * KEYS - causal_offset) // ROWS
+    )  # earlier tiles of queries do not see these keys
     for tile in range(first, tl.cdiv(query_length, ROWS)):
         rows = tile * ROWS + tl.arange(0, ROWS)
         rows_there = rows < query_length

@@ -1,4 +1,4 @@
-"""The launch of the kernels: what they are given, for what they are compiled, and how autograd calls them."""
+"""The launch of the kernels: their arguments, and their `autograd.Function`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KERNELS = {"forward": forward_kernel, "keys": keys_kernel, "queries": queries_ke
 
 
 class Operands(NamedTuple):
-    """What a launch reads, in the form that the kernels take; all of a term's tensors are None where there is no such term.
+    """The tensors that the kernels read. The tensors of a missing term are None.
 
     value (B, H, Lk, w), query (B, H, Lq, w) and key (B, H, Lk, w) have one dtype and one width of `WIDTHS`, and strides and
-    addresses that 16 divides, but for the last stride, which is 1. table (H or 1, Lq, Lk) has the last stride 1, and
+    addresses divisible by 16, except for the last stride, which is 1. table (H or 1, Lq, Lk) has the last stride 1, and
     weight (H,), inner (B, H, Lq, a), outer (B, H, Lq, b) and bias (1 or B, 1 or H, Lk) are contiguous float32.
     """
 
@@ -39,7 +39,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One problem: its sizes, its dropout, and how its kernels are called."""
+    """Sizes, causality and dropout of one call of attention; runs its kernels."""
 
     specialisation: Specialisation
     batch: int
@@ -53,10 +53,10 @@ class Launch:
     seed: int
 
     def run(self, kernel: str, operands: Operands, grads: dict[str, torch.Tensor | None]) -> Any:
-        """Call a kernel; `grads` are its further tensors.
+        """Call a kernel; `grads` are its outputs and further inputs.
 
         Raises:
-            AttentionInputError: for operands that do not fit each other.
+            AttentionInputError: if the operands' shapes, dtypes or devices disagree.
         """
         self.require_operands(operands)
         specialisation = replace(self.specialisation, kernel=kernel)
@@ -91,14 +91,14 @@ class Launch:
         return call_kernel(KERNELS[kernel], self.grid(kernel, blocks, a), arguments, blocks)
 
     def require_operands(self, operands: Operands) -> None:
-        """Hold what a kernel reads against the problem, before it is pointed to."""
+        """Check the operands before a kernel gets their addresses."""
         (batch, heads), (queries, keys) = (self.batch, self.heads), (self.query_length, self.key_length)
         width, device, dtype = self.specialisation.width, operands.value.device, (self.specialisation.dtype,)
         float32 = (torch.float32,)
         if self.specialisation.tiled and self.a * self.b < keys:
             raise AttentionInputError(
-                f"Attention was given an outer product of {self.a} and {self.b} numbers for {keys} keys. Give it factors "
-                f"whose product is at least as many."
+                f"Attention was given an outer product of {self.a} and {self.b} numbers for {keys} keys. Use factors "
+                f"whose product is at least {keys}."
             )
         for name, shape, dtypes, broadcast in (
             ("value", (batch, heads, keys, width), dtype, 0),
@@ -115,7 +115,7 @@ class Launch:
                 require_operand(name, tensor, shape, device, dtypes, broadcast)
 
     def grid(self, kernel: str, blocks: Blocks, a: int) -> tuple[int, ...]:
-        """How many programs there are: one for each head (of each row of the batch) and tile that a kernel owns."""
+        """The grid of programs: one for each head (of each row of the batch) and each tile that a kernel writes."""
         rows = triton.cdiv(self.query_length, blocks.rows)
         keys = triton.cdiv(a, blocks.keys) * triton.cdiv(self.key_length, a)
         if kernel == "table":
@@ -124,12 +124,12 @@ class Launch:
 
 
 def call_kernel(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
-    """The one place where a kernel is called."""
+    """Call a kernel. Every launch goes through here."""
     return kernel[grid](**arguments, **compiler_options(blocks))
 
 
 def compiler_options(blocks: Blocks) -> dict[str, Any]:
-    """What the compiler is told; a fused multiply and add, too, because what it does unasked differs between versions."""
+    """Options of the compiler. Fused multiply-add is explicit, because its default differs between versions."""
     return {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True}
 
 
@@ -144,7 +144,7 @@ def strided(name: str, tensor: torch.Tensor | None) -> dict[str, Any]:
 
 
 class KernelAttention(torch.autograd.Function):
-    """`softmax(logits) @ value` by the kernels; between forward and backward one number a row is kept beside the output."""
+    """`softmax(logits) @ value` by the kernels. The backward needs the output and one number a row."""
 
     @staticmethod
     def forward(ctx: Any, launch: Launch, *operands: torch.Tensor | None) -> torch.Tensor:
@@ -181,7 +181,7 @@ def kernel_gradients(
 ) -> dict[str, torch.Tensor | None]:
     """The gradients of the operands, by name."""
     value, weight, table = operands.value, operands.weight, operands.table
-    # What comes from outside may have any strides; laid out as the output, its strides are those the kernels want.
+    # The incoming gradient may have any strides; the copy has the output's layout, as the kernels need.
     output_grad = torch.empty_like(output).copy_(output_grad)
     delta = torch.linalg.vecdot(output_grad.float(), output.float())  # (B, H, Lq)
     common = {**strided("output_grad", output_grad), "normaliser": normaliser, "delta": delta}
@@ -218,5 +218,5 @@ def kernel_gradients(
 
 
 def heads_of(table_grad: torch.Tensor, table: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each head's gradient with its table: to multiply all at once would take as much memory again as the table."""
+    """(gradient, table) of each head. One product for all heads would need as much memory as the table."""
     return [(grad, table[head if len(table) > 1 else 0]) for head, grad in enumerate(table_grad)]

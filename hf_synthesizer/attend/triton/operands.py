@@ -1,4 +1,4 @@
-"""From terms to what the kernels read: sums joined, weights folded in, widths padded. All of it differentiable."""
+"""From terms to the kernels' operands: terms are summed, weights multiplied in, widths padded. All steps are differentiable."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .blocks import WIDTHS, Specialisation
 from .launch import KernelAttention, Launch, Operands, kernel_output
 
 ALIGNED = 16
-"""Strides and addresses that this divides let the compiler read whole vectors."""
+"""If this divides strides and addresses, the compiler loads whole vectors."""
 
 
 def launch_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
     device = value.device.type
     if torch.is_autocast_enabled(device):
-        value = value.to(torch.get_autocast_dtype(device))  # as autocast would cast what is multiplied
+        value = value.to(torch.get_autocast_dtype(device))  # as autocast casts operands of products
     with torch.autocast(device, enabled=False):
         launch, operands = prepare(terms, value, mask, dropout)
         if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in operands):
@@ -29,7 +29,7 @@ def launch_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dro
 
 
 def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> tuple[Launch, Operands]:
-    """The launch, and what it reads."""
+    """The launch and its operands."""
     batch, heads, key_length, width = value.shape
     query, key = terms.joined_with_factors(value)
     width = width if query is None else max(width, query.shape[-1])
@@ -73,7 +73,7 @@ def expanded(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def summed_table(terms: Terms, value: torch.Tensor, needed: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The table (H or 1, Lq, Lk) and the weight (H,) of all whole static terms; several are summed.
 
-    Where there is none but one is `needed`, all rows of it are one row of zeros.
+    If there is no such term but a table is `needed`, it is zeros, with stride 0 over rows.
     """
     tables = [term for term in terms.static if term.keys is None]
     weight = value.new_ones(value.shape[1], dtype=torch.float32)
@@ -92,7 +92,7 @@ def summed_table(terms: Terms, value: torch.Tensor, needed: bool) -> tuple[torch
 
 
 def masked_key_bias(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> torch.Tensor:
-    """What is added for each key, (1 or B, 1 or H, Lk): −∞ for those that the mask hides."""
+    """The key bias (1 or B, 1 or H, Lk), with −∞ for keys that the mask hides."""
     if terms.key_bias is None:
         bias = value.new_zeros(1, 1, value.shape[-2], dtype=torch.float32)
     else:
@@ -103,7 +103,7 @@ def masked_key_bias(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> t
 
 
 def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """A tensor (B or 1, H, L, w) of that width, laid out as the kernels read it; a copy where it is not so already."""
+    """The tensor (B or 1, H, L, w) padded to `width` and in the kernels' layout; a copy only if needed."""
     if tensor.shape[-1] < width:
         tensor = functional.pad(tensor, (0, width - tensor.shape[-1]))
     aligned = all(

@@ -1,6 +1,6 @@
-"""The backward kernel that owns queries, and walks over the keys that they see.
+"""The backward kernel for queries: each program has a tile of queries, and loops over the keys that they see.
 
-It makes the tiles of logits again, and sums what it owns alone, in a fixed order, without atomics.
+It recomputes the tiles of logits. Only it writes its gradients, in a fixed order, without atomics.
 """
 
 from __future__ import annotations

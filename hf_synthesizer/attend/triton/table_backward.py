@@ -1,6 +1,6 @@
-"""The backward kernel that owns a tile of a static table, and walks over the rows of the batch.
+"""The backward kernel for a static table: each program has a tile of the table, and loops over the rows of the batch.
 
-It makes the tiles of logits again, and sums what it owns alone, in a fixed order, without atomics.
+It recomputes the tiles of logits. Only it writes its gradients, in a fixed order, without atomics.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The best keys by hashing where rows are short: every pair of a query and a key is looked at.
+"""The best keys by hashing for short rows: all pairs of queries and keys are compared.
 
-To name the k largest numbers of a row costs more than to find the k-th and to compare all with it: a processor sorts bare
-numbers ten times as fast as numbers with their places.
+Finding the k-th largest number and comparing all numbers with it is faster than `topk`: a processor sorts numbers ten times as
+fast as numbers with their indices.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ def choose(
     keep: torch.Tensor | None,
     size: int,
 ) -> torch.Tensor:
-    """Which keys a query chooses: bool (g, Lq, Lk), for g heads of some rows.
+    """Which keys each query chooses: bool (g, Lq, Lk), for g heads of one or more rows.
 
     Args:
-        asked, stored: Q (g, Lq, d') and P (g, Lk, d').
+        query, key: Q (g, Lq, d') and P (g, Lk, d').
         values: a · P for each direction of each hash, (g, T, d', Lk).
         scores: q · k, (g, Lq, Lk).
-        keep: (g, Lk), False at padding; None where there is none.
-        size: how many keys a bucket holds, fewer than Lk.
+        keep: (g, Lk), False at padding; None without padding.
+        size: number of keys in a bucket, less than Lk.
     """
     heads, hashes, width, length = values.shape
     members = bucket_members(values, keep, size).flatten(1, 2)  # (g, T·2·d', Lk)
     means = members @ key  # (g, T·2·d', d')
     means /= size if keep is None else keep.sum(-1).clamp(min=1, max=size)[:, None, None]
-    # The larger, the smaller the distance: ‖Q − mean‖² = ‖Q‖² − 2 (Q · mean − ‖mean‖² / 2).
+    # A larger value means a smaller distance: ‖Q − mean‖² = ‖Q‖² − 2 (Q · mean − ‖mean‖² / 2).
     nearness = query @ means.transpose(-1, -2)  # (g, Lq, T·2·d')
     nearness -= means.square().sum(-1).unsqueeze(-2) / 2
     bucket = _argmax(nearness.unflatten(-1, (hashes, 2 * width)))  # (g, Lq, T)
@@ -43,7 +43,7 @@ def choose(
     times_found = times_found.view(heads, -1, length)
     if hashes == 1:
         return times_found > 0
-    # A query finds no fewer keys than a bucket has, so that none of the others is among the largest; but for padding.
+    # Without padding a query finds at least `size` keys, so no other key is among the `size` largest.
     hidden = times_found.clamp_(max=1).sub_(1).mul_(torch.finfo(times_found.dtype).max / 4)
     return largest(scores + hidden, None if keep is None else hidden == 0, size)
 
@@ -70,12 +70,12 @@ def bucket_members(values: torch.Tensor, keep: torch.Tensor | None, size: int) -
 
 
 def hiding_bias(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to hide: 0 where `keep` is True, a huge negative number elsewhere. To fill in numbers takes longer."""
+    """An additive mask: 0 where `keep` is True, a huge negative number elsewhere. Adding is faster than `masked_fill`."""
     return keep.to(dtype).sub_(1).mul_(torch.finfo(dtype).max / 4)
 
 
 def values_at_ranks(values: torch.Tensor, *ranks: int) -> list[torch.Tensor]:
-    """The numbers that stand at these places when each row (…, L) is sorted from small to large: (…, 1) each."""
+    """The numbers at these ranks of each row (…, L), sorted in ascending order: (…, 1) each."""
     if values.device.type == "cpu":
         sorted_values = torch.from_numpy(np.sort(values.numpy(), axis=-1))
     else:
@@ -84,9 +84,9 @@ def values_at_ranks(values: torch.Tensor, *ranks: int) -> list[torch.Tensor]:
 
 
 def largest(values: torch.Tensor, among: torch.Tensor | None, size: int) -> torch.Tensor:
-    """The `size` largest numbers of each row; the first ones of those that are equal. bool, like the values.
+    """True for the `size` largest numbers of each row; of equal numbers, the first ones.
 
-    `among` leaves out numbers, all of which have to be smaller than any that counts.
+    `among` is False for excluded numbers, which must be smaller than all others.
     """
     length = values.shape[-1]
     least, below_most = values_at_ranks(values, length - size, length - size - 1)

@@ -1,8 +1,8 @@
 """The best keys by asymmetric hashing.
 
-To find the keys with the largest inner product `q · k` is no search for near neighbours, for which there are hashes: a long
-key beats a near one. Asymmetric transforms make it one. A key becomes P(k) and a query Q(q), so that P(k) is the nearer to
-Q(q), the larger `q · k`. With x̂ = x / ‖x‖ and M the largest norm of the row's keys:
+Hashes find near neighbours, but the key with the largest inner product `q · k` need not be near: a long key may win. Asymmetric
+transforms turn one search into the other. They map a key to P(k) and a query to Q(q), so that a larger `q · k` means a smaller
+distance of P(k) and Q(q). With x̂ = x / ‖x‖ and M the largest norm of the row's keys:
 
 | variant | P(k) | Q(q) | from |
 |---|---|---|---|
@@ -12,8 +12,8 @@ Q(q), the larger `q · k`. With x̂ = x / ‖x‖ and M the largest norm of the 
 | `alsh_sign` | y, ½ − ‖y‖², ½ − ‖y‖⁴, with y = ¾·k/M | ¾·q/M, 0, 0; with `qnf` q̂, 0, 0 | Shrivastava & Li 2015 (m = 2, U = ¾) |
 
 A hash is a random frame of d' directions. Each direction a, and its opposite, has a bucket: the `bucket_size` keys with the
-largest a · P(k). A query goes into the bucket whose mean is nearest to Q(q). What all hashes together find for a query are
-its candidates; the `bucket_size` candidates with the largest `q · k` are chosen.
+largest a · P(k). A query goes into the bucket whose mean is nearest to Q(q). The keys that all hashes find for a query
+are its candidates. The `bucket_size` candidates with the largest `q · k` are chosen.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def sign_alsh_normalised(query: torch.Tensor, key: torch.Tensor, bound: torch.Te
 
 
 class Assignment(NamedTuple):
-    """What the hashes found.
+    """The keys in each bucket, and the bucket of each query.
 
     Attributes:
-        members: the keys of each bucket (…, T, 2·d', k), for T hashes; `Lk` stands for none.
+        members: the keys of each bucket (…, T, 2·d', k), for T hashes; the index `Lk` means none.
         bucket: the bucket of each query (…, T, Lq).
     """
 
@@ -98,7 +98,7 @@ class Buckets(Choice):
     bucket_size: int
 
     def assign(self, query: torch.Tensor, key: torch.Tensor, keep: torch.Tensor | None = None) -> Assignment:
-        """Fill the buckets with keys (…, Lk, d), and look up the queries' (…, Lq, d). `keep` broadcasts to (…, Lk)."""
+        """Fill the buckets with keys (…, Lk, d), and find the buckets of queries (…, Lq, d). `keep` broadcasts to (…, Lk)."""
         with torch.no_grad(), without_autocast(key.device):
             transformed_query, transformed_key, values = self.transformed(
                 _at_least_float32(query), _at_least_float32(key), keep
@@ -162,7 +162,7 @@ class Buckets(Choice):
 def _largest(x: torch.Tensor, count: int) -> torch.return_types.topk:
     """The `count` largest numbers of each row (…, L), or all of them.
 
-    A traced graph, which has to serve any length, is given as many places more, with −∞ in them.
+    A traced graph serves any length, so there the rows are padded with `count` times −∞.
     """
     if traced():
         return functional.pad(x, (0, count), value=float("-inf")).topk(count, dim=-1)
@@ -185,7 +185,9 @@ def _means(transformed_key: torch.Tensor, members: torch.Tensor, held: torch.Ten
 def _is_marked(indices: torch.Tensor, length: int) -> torch.Tensor:
     """True at each index (…, n) of a row of `length`, and nowhere for the index `length`: (…, length)."""
     marked = torch.zeros(*indices.shape[:-1], length + 1, dtype=torch.bool, device=indices.device)
-    return marked.scatter(-1, indices.clamp(max=length), 1)[..., :length]  # 1: torch.jit knows no True here
+    return marked.scatter(-1, indices.clamp(max=length), 1)[
+        ..., :length
+    ]  # 1, because torch.jit does not support True here
 
 
 def _normalised(x: torch.Tensor) -> torch.Tensor:

@@ -19,9 +19,9 @@ from hf_synthesizer import (
 )
 from hf_synthesizer.attend import attend, buckets, reference
 from hf_synthesizer.logits.masks import AttentionMask
-from tests.checkpoints import test_model_types
 from tests.helpers.models import CHOOSING, RELATIVES, batch, build, first_output, mask
 from tests.helpers.teaching import loader, sharp, student_of
+from tests.layers import test_registered_model_types as test_model_types
 from tests.synthesizers import test_laws
 from tests.synthesizers.test_formulas import naive_rows
 

@@ -70,8 +70,8 @@ def test_what_was_kept_is_found_again(cache: Path) -> None:
     assert library_cache.load_library(NAME, str) is None
     file = put(b"library")
     assert file.parent == cache and [*cache.iterdir()] == [file]
-    found = library_cache.load_library(NAME, lambda path: Path(path).read_bytes())
-    assert found is not None and found.startswith(b"library")
+    actual = library_cache.load_library(NAME, lambda path: Path(path).read_bytes())
+    assert actual is not None and actual.startswith(b"library")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "flipped", "flipped digest", "longer"])
@@ -114,9 +114,9 @@ def test_a_file_of_another_owner_is_not_loaded(cache: Path, monkeypatch: pytest.
     looked = os.fstat
 
     def foreign(descriptor: int) -> os.stat_result:
-        found = [*looked(descriptor)]
-        found[4] += 1  # its owner
-        return os.stat_result(found)
+        status = [*looked(descriptor)]
+        status[4] += 1  # its owner
+        return os.stat_result(status)
 
     monkeypatch.setattr(library_cache.os, "fstat", foreign)
     assert library_cache.load_library(NAME, lambda path: pytest.fail("it was loaded")) is None

@@ -127,9 +127,14 @@ def test_the_rules_by_which_other_devices_choose(
     form: str, mask: str, dropout: float, dtype: torch.dtype, route: str
 ) -> None:
     shape = (2, 2, 8, 8)
-    logits, made = make_form(form, *shape, dtype), make_mask(mask, *shape, dtype)
+    logits, attention_mask = make_form(form, *shape, dtype), make_mask(mask, *shape, dtype)
     with as_accelerator():
-        assert choose_route(Terms.of(logits, made), torch.randn(2, 2, 8, 4, dtype=dtype), made, dropout) == route
+        assert (
+            choose_route(
+                Terms.of(logits, attention_mask), torch.randn(2, 2, 8, 4, dtype=dtype), attention_mask, dropout
+            )
+            == route
+        )
 
 
 def test_a_table_that_rests_becomes_known_with_the_next_mask() -> None:

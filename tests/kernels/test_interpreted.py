@@ -65,8 +65,11 @@ def make_value(batch: int, heads: int, length: int, width: int, dtype: torch.dty
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", FORMS)
 def test_each_term_under_each_mask(name: str, mask: str, small_blocks: None) -> None:
-    logits, made = make_logits([name], False, *SHAPE, dtype=torch.float32), make_mask(mask, *SHAPE, torch.float32)
-    require_equal(logits, made, make_value(2, 2, 21, 20, torch.float32))
+    logits, attention_mask = (
+        make_logits([name], False, *SHAPE, dtype=torch.float32),
+        make_mask(mask, *SHAPE, torch.float32),
+    )
+    require_equal(logits, attention_mask, make_value(2, 2, 21, 20, torch.float32))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -76,8 +79,8 @@ def test_each_term_under_each_mask(name: str, mask: str, small_blocks: None) -> 
     ids=lambda part: "+".join(part) if isinstance(part, list) else part,
 )
 def test_each_pair_of_terms_in_each_dtype(names: list[str], mask: str, dtype: torch.dtype, small_blocks: None) -> None:
-    logits, made = make_logits(names, True, *SHAPE, dtype=dtype), make_mask(mask, *SHAPE, dtype)
-    require_equal(logits, made, make_value(2, 2, 21, 20, dtype))
+    logits, attention_mask = make_logits(names, True, *SHAPE, dtype=dtype), make_mask(mask, *SHAPE, dtype)
+    require_equal(logits, attention_mask, make_value(2, 2, 21, 20, dtype))
 
 
 @pytest.mark.parametrize(("a", "b"), [(1, 21), (21, 1), (5, 5), (16, 2)])
@@ -120,18 +123,21 @@ def test_heads_that_share_a_table(small_blocks: None) -> None:
 @pytest.mark.parametrize("names", [["static"], ["low_rank"], ["tiled"], ["static", "biased", "tiled"]], ids="+".join)
 def test_forward_and_backward_drop_the_same_weights(names: list[str], mask: str, small_blocks: None) -> None:
     """Values that are an identity show which weights are dropped; with these, output and all gradients are known."""
-    logits, made = make_logits(names, True, *SHAPE, dtype=torch.float32), make_mask(mask, *SHAPE, torch.float32)
+    logits, attention_mask = (
+        make_logits(names, True, *SHAPE, dtype=torch.float32),
+        make_mask(mask, *SHAPE, torch.float32),
+    )
     torch.manual_seed(3)
     with torch.no_grad():
         eye = torch.eye(21).expand(2, 2, -1, -1)
-        weights = triton.triton_attention(Terms.of(logits, made), eye, made, 0.3)
-        visible = triton.triton_attention(Terms.of(logits, made), eye, made) > 0
+        weights = triton.triton_attention(Terms.of(logits, attention_mask), eye, attention_mask, 0.3)
+        visible = triton.triton_attention(Terms.of(logits, attention_mask), eye, attention_mask) > 0
     kept = weights != 0
     assert abs(kept[visible].float().mean() - 0.7) < 0.05
     assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[:, 0], kept[:, 1])
     value = make_value(2, 2, 21, 20, torch.float32)
     torch.manual_seed(3)
-    require_equal(logits, made, value, kept, 0.3)
+    require_equal(logits, attention_mask, value, kept, 0.3)
 
 
 def test_dropout_follows_the_seed(small_blocks: None) -> None:
@@ -204,10 +210,10 @@ def test_every_variant_trains_through_the_kernels(
 )
 def test_what_the_kernels_serve(form: str, dropout: float, mask: str, dtype: torch.dtype, route: str) -> None:
     shape = (2, 2, 8, 8)
-    logits, made = make_form(form, *shape, dtype), make_mask(mask, *shape, dtype)
-    terms, value = Terms.of(logits, made), torch.randn(2, 2, 8, 4, dtype=dtype)
+    logits, attention_mask = make_form(form, *shape, dtype), make_mask(mask, *shape, dtype)
+    terms, value = Terms.of(logits, attention_mask), torch.randn(2, 2, 8, 4, dtype=dtype)
     with as_accelerator():
-        assert choose_route(terms, value, made, dropout) == route
+        assert choose_route(terms, value, attention_mask, dropout) == route
 
 
 def test_the_environment_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:

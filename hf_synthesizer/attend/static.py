@@ -184,14 +184,14 @@ def weight_tiles(
     On a processor a tile has one head, to fit the cache. On other devices it has as many heads as a strip.
     """
     heads, key_length, _ = columns.shape
-    together, rows = 1, ROWS
+    heads_together, rows = 1, ROWS
     if not on_processor(columns.device):
-        together, rows = size_of_a_strip(1, heads, query_length, key_length)
-    for head in range(0, heads, together):
+        heads_together, rows = size_of_a_strip(1, heads, query_length, key_length)
+    for head in range(0, heads, heads_together):
         for start in range(0, query_length, rows):
             stop = min(start + rows, query_length)
             seen = key_length if causal_offset is None else max(1, min(key_length, stop + causal_offset))
-            yield slice(head, min(head + together, heads)), start, stop, seen
+            yield slice(head, min(head + heads_together, heads)), start, stop, seen
 
 
 def tile_weights(
@@ -272,7 +272,7 @@ def _differentiable_product(tensors: Sequence[torch.Tensor | None], causal_offse
 
 
 def softmax_gradient(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The gradient of logits from that of their softmax: `w · (g − Σ g·w)`."""
+    """The gradient of logits, given the gradient of their softmax: `w · (g − Σ g·w)`."""
     return torch.ops.aten._softmax_backward_data(gradient, weights, -1, weights.dtype)
 
 

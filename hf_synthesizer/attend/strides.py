@@ -89,7 +89,7 @@ class HeadInputs:
         if mask is not None:
             mask = mask.expand(self.batch, self.heads, -1, -1, -1).flatten(0, 1)
         padding = query.shape[-1] - value.shape[-1]
-        if padding:  # the fused kernels want one width for all three
+        if padding:  # fused kernels need one width for query, key and value
             query, key = (functional.pad(x, (0, max(0, -padding))) for x in (query, key))
             value = functional.pad(value, (0, max(0, padding)))
         output = functional.scaled_dot_product_attention(

@@ -198,7 +198,7 @@ def test_dropout_is_the_reference_given_the_same_randomness(shape: tuple[int, ..
     inputs.append(value)
     mask = make_mask("padding", batch, queries, keys)
     kernel_inputs, tensors = operands.KernelInputs.of(Terms.of(logits, mask), value, mask, 0.3, True)
-    actual = autograd.differentiable_output(kernel_inputs, tensors)
+    actual = autograd.attention_by_kernels(kernel_inputs, tensors)
     weights = reference.reference_attention(logits, value, mask)[1].float() * autograd.dropout_factors(
         kernel_inputs, tensors
     )

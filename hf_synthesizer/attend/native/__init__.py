@@ -59,7 +59,7 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
 
 def native_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
-    from .autograd import differentiable_output
+    from .autograd import attention_by_kernels
     from .build import Library
     from .operands import KernelInputs
 
@@ -67,7 +67,7 @@ def native_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dro
     assert kernels is not None  # `serves` has checked this
     with torch.autocast("cpu", enabled=False):
         inputs, tensors = KernelInputs.of(terms, value, mask, dropout, kernels.bfloat16)
-        return differentiable_output(inputs, tensors)
+        return attention_by_kernels(inputs, tensors)
 
 
 def serves_shared_weights(terms: Terms, value: torch.Tensor) -> bool:
@@ -95,7 +95,9 @@ def shared_weights_attention(
 
     kernels = library()
     assert kernels is not None  # `serves_shared_weights` has checked this
-    alone = Terms(static=terms.static, query_length=terms.query_length)
-    inputs, tensors = KernelInputs.of(alone, value, AttentionMask(causal_offset=causal_offset), 0.0, kernels.bfloat16)
+    static_terms = Terms(static=terms.static, query_length=terms.query_length)
+    inputs, tensors = KernelInputs.of(
+        static_terms, value, AttentionMask(causal_offset=causal_offset), 0.0, kernels.bfloat16
+    )
     factor = None if factor is None else factor.detach().float().transpose(-1, -2).contiguous()
     return native_output(replace(inputs, shared=True, factor=factor), tensors)[0].transpose(1, 2)

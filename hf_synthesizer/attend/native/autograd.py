@@ -18,14 +18,14 @@ from .operands import KINDS, KernelArguments, KernelInputs, allocate, checked_po
 Tensors = Sequence[torch.Tensor | None]
 
 
-def differentiable_output(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
+def attention_by_kernels(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
     """The output (B, H, Lq, d_v), laid out as (B, Lq, H, d_v), which the output projection reads."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return NativeAttention.apply(inputs, *tensors).transpose(1, 2)
     return native_output(inputs, tensors)[0].transpose(1, 2)
 
 
-def call_kernel(function: str, arguments: KernelArguments, *more: Any) -> None:
+def call_library(function: str, arguments: KernelArguments, *more: Any) -> None:
     kernels = cast(Library, library())
     if getattr(kernels.functions, function)(ctypes.byref(arguments), *more):
         raise RuntimeError(
@@ -45,7 +45,7 @@ def native_output(
     arguments.normaliser = checked_pointer(
         "sums of rows", normaliser, (len(value), value.shape[1], inputs.query_length)
     )
-    call_kernel("hf_forward", arguments)
+    call_library("hf_forward", arguments)
     return output, arguments
 
 
@@ -133,7 +133,7 @@ def native_gradients(
             sums = allocate(parts, batch, heads, zeros=True)
             term.weight_gradient = sums.data_ptr()
             partial_sums.append((number + 1, sums))
-    call_kernel("hf_backward", arguments)
+    call_library("hf_backward", arguments)
     grads[0] = sum_of_parts(value_grad).transpose(1, 2)
     if arguments.query_gradient:
         grads[1], grads[2] = query_grad.transpose(1, 2), sum_of_parts(key_grad).transpose(1, 2)
@@ -177,5 +177,5 @@ def dropout_factors(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
     """The factor that dropout gives each weight: 0 or 1 / (1 − p), (B, H, Lq, Lk)."""
     value = cast(torch.Tensor, tensors[0])
     factors = allocate(*value.shape[:2], inputs.query_length, value.shape[2])
-    call_kernel("hf_dropout", inputs.arguments(tensors), ctypes.c_void_p(factors.data_ptr()))
+    call_library("hf_dropout", inputs.arguments(tensors), ctypes.c_void_p(factors.data_ptr()))
     return factors

@@ -90,7 +90,7 @@ def reserve(name: str) -> Iterator[tuple[Path, Callable[[bytes], None]]]:
     folder = cache_folder()
     _remove_abandoned(folder)
     try:
-        descriptor, written = tempfile.mkstemp(prefix=f"{name}.", dir=folder)  # this user's alone
+        descriptor, written = tempfile.mkstemp(prefix=f"{name}.", dir=folder)  # only this user may write it
     except OSError as error:
         raise Unavailable(f"they cannot be kept ({error}). {ADVICE}") from error
     try:

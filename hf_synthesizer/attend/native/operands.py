@@ -23,16 +23,16 @@ COLUMNS = 512  # of values, over rows of the batch that share their weights
 TOGETHER = 1 << 23  # most numbers that a thread copies so that all rows of the batch share one read of a table
 
 
-class Tensor(ctypes.Structure):
+class TensorArgument(ctypes.Structure):
     """An input tensor; see source/arguments.h."""
 
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row", "kind"))]
 
 
-class Outer(ctypes.Structure):
+class OuterProduct(ctypes.Structure):
     _fields_ = [
-        ("inner", Tensor),
-        ("outer", Tensor),
+        ("inner", TensorArgument),
+        ("outer", TensorArgument),
         ("a", ctypes.c_int64),
         ("b", ctypes.c_int64),
         ("inner_gradient", ctypes.c_void_p),
@@ -40,9 +40,9 @@ class Outer(ctypes.Structure):
     ]
 
 
-class Added(ctypes.Structure):
+class AddedTerm(ctypes.Structure):
     _fields_ = [
-        ("tensor", Tensor),
+        ("tensor", TensorArgument),
         ("weight", ctypes.c_void_p),
         ("gradient", ctypes.c_void_p),
         *((f"gradient_{name}", ctypes.c_int64) for name in ("kind", "part", "batch", "head", "row")),
@@ -53,21 +53,21 @@ class Added(ctypes.Structure):
 class KernelArguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width", "rank")),
-        *((name, Tensor) for name in ("value", "query", "key", "keep")),
+        *((name, TensorArgument) for name in ("value", "query", "key", "keep")),
         ("outers", ctypes.c_int64),
         ("addeds", ctypes.c_int64),
-        ("outer", Outer * MOST_OUTERS),
-        ("added", Added * MOST_ADDED),
+        ("outer", OuterProduct * MOST_OUTERS),
+        ("added", AddedTerm * MOST_ADDED),
         ("causal_offset", ctypes.c_int64),
         ("ends", ctypes.c_void_p),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_int64) for name in ("threads", "parts", "together", "bfloat16_products", "shared")),
-        ("factor", Tensor),
+        ("factor", TensorArgument),
         ("output", ctypes.c_void_p),
         ("normaliser", ctypes.c_void_p),
-        ("output_gradient", Tensor),
-        ("forward_output", Tensor),
+        ("output_gradient", TensorArgument),
+        ("forward_output", TensorArgument),
         *((name, ctypes.c_void_p) for name in ("value_gradient", "query_gradient", "key_gradient")),
     ]
 
@@ -222,16 +222,16 @@ def tensor_argument(
     shape: Sequence[int],
     dtypes: Sequence[torch.dtype] = DTYPES,
     broadcast: int = 0,
-) -> Tensor:
+) -> TensorArgument:
     """A tensor of four dimensions for C++. Dimensions of size 1 get stride 0, and so serve all rows, heads or queries.
 
     Only this function and `checked_pointer` create pointers for the kernels. Both check the tensor first.
     """
     if tensor is None:
-        return Tensor()
+        return TensorArgument()
     require_operand(name, tensor, shape, PROCESSOR, dtypes, broadcast)
     strides = [0 if size == 1 else stride for size, stride in zip(tensor.shape[:3], tensor.stride(), strict=False)]
-    return Tensor(tensor.data_ptr(), *strides, KINDS[tensor.dtype])
+    return TensorArgument(tensor.data_ptr(), *strides, KINDS[tensor.dtype])
 
 
 def checked_pointer(

@@ -81,10 +81,10 @@ inline void hide(float* row, const uint8_t* keep, int64_t count) {
 inline const float* logits_of(const KernelArguments& arguments, RowSpace& space, float* row, int64_t batch, int64_t head,
                               int64_t query, int64_t first, int64_t seen, int64_t size) {
   bool fresh = arguments.rank == 0;
-  const Added& alone = arguments.added[0];
-  if (fresh && arguments.addeds == 1 && !arguments.outers && !alone.weight && alone.tensor.kind == FLOAT32 && !arguments.keep.data &&
+  const Added& only_term = arguments.added[0];
+  if (fresh && arguments.addeds == 1 && !arguments.outers && !only_term.weight && only_term.tensor.kind == FLOAT32 && !arguments.keep.data &&
       seen == size)
-    return at<float>(alone.tensor, batch, head, query) + first;  // the only term: no copy needed
+    return at<float>(only_term.tensor, batch, head, query) + first;  // the only term: no copy needed
   for (int64_t n = 0; n < arguments.outers && seen > 0; ++n) {
     float* products = outer_product(space.products, space.inner[n], space.outer[n], arguments.outer[n].a, first, seen);
     if (fresh && arguments.outers == 1)

@@ -26,7 +26,7 @@ from benchmarks.block.blocks import HEADS, STOCK, WIDTH, build
 from benchmarks.measurements.bystanders import Bystanders
 from benchmarks.measurements.records import RESULTS, Results, quick_output
 from hf_synthesizer.attend import attend
-from hf_synthesizer.attend import blocks as tiles
+from hf_synthesizer.attend import tile_inputs as tiles
 from hf_synthesizer.device.matmul import linear, product
 from hf_synthesizer.logits.forms import Tiled
 from hf_synthesizer.measuring.timing import interleaved
@@ -135,7 +135,7 @@ def short(variant: str, dtype: torch.dtype, length: int) -> Experiment:
     )
 
     def by_routes() -> None:
-        with mock.patch.multiple(hf_synthesizer.attend, FEW=0, FEW_TILED=0):
+        with mock.patch.multiple(hf_synthesizer.attend, FEW_LOGITS=0, FEW_TILED_LOGITS=0):
             made()
 
     runs = {"the whole batch": made, "row by row": by_routes, STOCK: stock[0], "stock eager": stock[1]}

@@ -84,14 +84,14 @@ def compiling(architecture: int) -> Iterator[None]:
     """Within it, a launch compiles its kernel for a GPU that is not there, gives what came out, and runs nothing."""
 
     def compile_only(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
-        return kernel.warmup(grid=grid, **arguments, **launch.options(blocks))
+        return kernel.warmup(grid=grid, **arguments, **launch.compiler_options(blocks))
 
-    before, launch.call = launch.call, compile_only
+    before, launch.call_kernel = launch.call_kernel, compile_only
     driver.set_active(AbsentDevice(architecture))
     try:
         yield
     finally:
-        launch.call = before
+        launch.call_kernel = before
 
 
 def compiled(specialisation: Specialisation, architecture: int) -> Any:

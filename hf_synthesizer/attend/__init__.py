@@ -1,8 +1,10 @@
-"""How logits meet values: mask, softmax, dropout, matmul, by the fastest exact route that the logits' form allows."""
+"""Attention from logits and values: mask, softmax, dropout and matrix product, by the fastest exact route for the logits' form."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -15,26 +17,41 @@ from .terms import Terms
 
 logger = logging.getLogger(__name__)
 
-ROUTES = {"static": static, "native": native, "tiled": tiled, "sdpa": sdpa, "triton": triton, "strips": strips}
-"""The fast routes, in the order in which they are asked. Each has `serves(…)` and `attend(…)`.
 
-`tiled` serves processors; on all other devices `triton` serves what it can where it runs, and `strips` whatever is left.
-`as_accelerator()` lets a processor take their routes, in tests.
+class Route(NamedTuple):
+    """A way to compute attention: `serves(terms, value, mask, dropout)`, and `attention` of the same arguments."""
+
+    serves: Callable[[Terms, torch.Tensor, AttentionMask, float], bool]
+    attention: Callable[..., torch.Tensor]
+
+
+ROUTES = {
+    "static": Route(static.serves, static.static_attention),
+    "native": Route(native.serves, native.native_attention),
+    "tiled": Route(tiled.serves, tiled.tiled_attention),
+    "sdpa": Route(sdpa.serves, sdpa.sdpa_attention),
+    "triton": Route(triton.serves, triton.triton_attention),
+    "strips": Route(strips.serves, strips.strips_attention),
+}
+"""The fast routes. `choose_route` takes the first that serves.
+
+`tiled` serves processors. On all other devices `triton` serves what its kernels support, and `strips` serves the rest.
+In tests, `as_accelerator()` gives a processor the routes of the other devices.
 """
-FEW = 1 << 16
-"""Logits of a row of the batch, all heads. Up to so many, a processor trains faster with plain operations on the whole
-batch than tile by tile, or through a kernel whose backward is slow in bfloat16."""
-FEW_TILED = 1 << 13
-"""The same where there is a tiled term, whose outer product is dear to keep."""
+FEW_LOGITS = 1 << 16
+"""Number of logits in a row of the batch, over all heads. Up to this number, training on a processor is faster with plain
+operations on the whole batch than with tiles or with the kernel of `scaled_dot_product_attention`."""
+FEW_TILED_LOGITS = 1 << 13
+"""The same limit for logits with a tiled term: autograd would keep its outer product, which is large."""
 
 __all__ = ["ROUTES", "as_accelerator", "attend", "choose_route"]
 
 
 def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> str:
-    """The name of the route that serves these terms: the first that says so, else `"reference"`.
+    """The name of the first route that serves these terms, else `"reference"`.
 
-    One query, a step of decoding, is always the reference's: there is one row of weights, and nothing to save. So is
-    training on short sequences, unless the static route serves it.
+    A single query (a step of decoding) always takes the reference: one row of weights needs little memory. Training on short
+    sequences takes it too, unless the static or the native route serves.
     """
     if terms.query_length == 1:
         return "reference"
@@ -45,11 +62,11 @@ def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout
 
 
 def trains_on_few(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether a gradient is wanted, on a processor, through so few logits that nothing is gained by cutting them up."""
+    """Whether this is training on a processor with so few logits that tiles gain nothing."""
     if traced() or not on_processor(value.device) or not torch.is_grad_enabled():
         return False
     logits = value.shape[1] * terms.query_length * value.shape[-2]
-    return logits <= (FEW_TILED if terms.tiled else FEW)
+    return logits <= (FEW_TILED_LOGITS if terms.tiled else FEW_LOGITS)
 
 
 def attend(
@@ -63,39 +80,41 @@ def attend(
     """`softmax(logits + mask) @ value`.
 
     Args:
-        logits: any form, standing for (B or 1, H, Lq, Lk).
+        logits: any form of logits (B or 1, H, Lq, Lk).
         value: (B, H, Lk, d_v).
-        mask: what to hide and to add, of a shape that broadcasts to the logits'; nothing if None.
+        mask: broadcasts to the logits' shape; None hides nothing.
         dropout: the probability with which a weight is dropped; 0 outside training.
-        need_weights: whether the weights are wanted too. Only the reference route has them.
+        need_weights: whether to return the weights too. Only the reference route computes them.
 
     Returns:
         The output (B, H, Lq, d_v), and the weights (B, H, Lq, Lk) or None.
 
     Raises:
-        AttentionInputError: for a mask that does not broadcast to (B, H, Lq, Lk).
+        AttentionInputError: if the mask does not broadcast to (B, H, Lq, Lk).
     """
-    mask = AttentionMask() if mask is None else mask.fitted((*value.shape[:2], logits.query_length, value.shape[-2]))
+    mask = (
+        AttentionMask() if mask is None else mask.expanded_to((*value.shape[:2], logits.query_length, value.shape[-2]))
+    )
     if isinstance(logits, Grouped):
-        simple = mask if need_weights or traced() else mask.simplified()  # once for all groups
-        return grouped.attend(logits, value, simple, attend, dropout=dropout, need_weights=need_weights)
+        simplified = mask if need_weights or traced() else mask.simplified()  # once for all groups
+        return grouped.grouped_attention(logits, value, simplified, attend, dropout=dropout, need_weights=need_weights)
     if need_weights:
-        return reference.attend(logits, value, mask, dropout)
-    simple = mask if traced() else mask.simplified()
+        return reference.reference_attention(logits, value, mask, dropout)
+    simplified = mask if traced() else mask.simplified()
     if isinstance(logits, Sparse):
         causal = logits.require_direction(mask)
-        if sparse.serves(logits, value, simple):
+        if sparse.serves(logits, value, simplified):
             logger.debug("%s logits for values %s: route sparse", type(logits).__name__, tuple(value.shape))
-            return sparse.attend(logits, value, simple, causal, dropout), None
-        logits, mask = logits.under(mask)
-        simple = mask if traced() else mask.simplified()
-    mask = simple
+            return sparse.sparse_attention(logits, value, simplified, causal, dropout), None
+        logits, mask = logits.with_chosen_keys(mask)
+        simplified = mask if traced() else mask.simplified()
+    mask = simplified
     terms = Terms.of(logits, mask)
     route = choose_route(terms, value, mask, dropout)
     if not traced():
         logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), route)
     if route == "reference":
-        return reference.attend(logits, value, mask, dropout)[0], None
+        return reference.reference_attention(logits, value, mask, dropout)[0], None
     if route != "static":
-        terms.spell_out()
-    return ROUTES[route].attend(terms, value, mask, dropout), None
+        terms.materialize_weights()
+    return ROUTES[route].attention(terms, value, mask, dropout), None

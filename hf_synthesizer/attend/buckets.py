@@ -1,8 +1,8 @@
-"""Buckets, as dense problems that sorting makes: all queries that look into a bucket meet its keys in one product.
+"""Attention to the keys in hash buckets. Queries are sorted by bucket, so that one product compares them with its keys.
 
-What a query finds with T hashes of buckets of k keys are T·k columns of logits. A key that is found twice counts once, the k
-largest are kept, and the softmax over them meets the values bucket by bucket again. Some heads at a time; the backward
-makes them again.
+With T hashes and buckets of k keys, a query has T·k candidate columns of logits. A key that occurs twice counts once. The k
+largest candidates are kept. Their softmax is multiplied with the values, again bucket by bucket. The work runs on some heads at
+a time, and the backward recomputes it.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ..choices import Buckets
-from ..choices.hashing import Found
-from ..choices.pairs import hiding
+from ..choices.all_pairs import hiding_bias
+from ..choices.hashing import Assignment
 
 if TYPE_CHECKING:
     from .sparse import Rows
 
-TILE = 32  # queries of one bucket that go together
-ENTRIES = 1 << 14  # of queries and hashes that are worked on at a time
-SHORT = 768  # tokens; up to so many it is faster to look at all pairs
-VALUES = 1 << 19  # of keys and directions that are compared at a time, where all pairs are looked at
+TILE = 32  # queries of one bucket in one product
+QUERY_HASHES = 1 << 14  # queries times hashes that are computed at a time
+SHORT_LENGTH = 768  # tokens; up to this length, comparing all pairs is faster
+COMPARED_VALUES = 1 << 19  # keys times directions that are compared at a time, if all pairs are compared
 
 
-def attend(choice: Buckets, rows: Rows) -> torch.Tensor:
+def bucket_attention(choice: Buckets, rows: Rows) -> torch.Tensor:
     """The `bucket_size` best keys by hashing. (b, H, n, d_v)."""
     if rows.holes is not None:
-        return torch.cat([_without_holes(choice, rows, number) for number in range(len(rows.value))])
+        return torch.cat([_packed_row_attention(choice, rows, number) for number in range(len(rows.value))])
     batch, heads, length, width = rows.value.shape
     if length <= choice.bucket_size:
-        return _all(rows)
-    if length <= SHORT:
-        return _short(choice, rows)
-    made = [_some(choice, part) for part in parts_of(rows, len(choice.directions))]
-    return torch.cat(made, dim=1).unflatten(1, (batch, heads)).permute(1, 2, 0, 3)  # made as (n, b·H, d_v)
+        return _full_attention(rows)
+    if length <= SHORT_LENGTH:
+        return _all_pairs_attention(choice, rows)
+    outputs = [_part_attention(choice, part) for part in parts_of(rows, len(choice.directions))]
+    return torch.cat(outputs, dim=1).unflatten(1, (batch, heads)).permute(1, 2, 0, 3)  # from (n, b·H, d_v)
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some heads of some rows, one after the other: query and key (g, n, r), value (g, n, d_v), bias (g, 1 or n, n)."""
+class BucketInputs:
+    """Heads of one or more rows, flattened to g: query and key (g, n, r), value (g, n, d_v), bias (g, 1 or n, n)."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -53,57 +53,62 @@ class Part:
     dropout: float
 
 
-def parts_of(rows: Rows, hashes: int) -> Iterator[Part]:
-    """All rows at once if they are short; else some heads of one row at a time."""
+def parts_of(rows: Rows, hashes: int) -> Iterator[BucketInputs]:
+    """All rows at once if they are short, else some heads of one row at a time."""
     batch, heads, length, _ = rows.value.shape
-    together = max(1, ENTRIES // (length * hashes))
+    heads_together = max(1, QUERY_HASHES // (length * hashes))
     bias = None if rows.bias is None else rows.bias.expand(batch, heads, -1, -1)
-    every = batch if together >= batch * heads else 1
-    for row in range(0, batch, every):
-        for head in range(0, heads, heads if every > 1 else together):
-            own = slice(row, row + every), slice(head, head + (heads if every > 1 else together))
-            query, key, value = (x[own].flatten(0, 1) for x in (rows.query, rows.key, rows.value))
-            yield Part(
-                query, key, value, None if bias is None else bias[own].flatten(0, 1), rows.scaling, rows.dropout
+    rows_together = batch if heads_together >= batch * heads else 1
+    for row in range(0, batch, rows_together):
+        for head in range(0, heads, heads if rows_together > 1 else heads_together):
+            part_slice = (
+                slice(row, row + rows_together),
+                slice(head, head + (heads if rows_together > 1 else heads_together)),
+            )
+            query, key, value = (x[part_slice].flatten(0, 1) for x in (rows.query, rows.key, rows.value))
+            yield BucketInputs(
+                query, key, value, None if bias is None else bias[part_slice].flatten(0, 1), rows.scaling, rows.dropout
             )
 
 
-def _some(choice: Buckets, part: Part) -> torch.Tensor:
-    """(n, g, d_v)."""
-    found = choice.find(part.query, part.key)
+def _part_attention(choice: Buckets, part: BucketInputs) -> torch.Tensor:
+    """Assign queries to buckets and attend, with checkpointing in training: (n, g, d_v)."""
+    assignment = choice.assign(part.query, part.key)
     tensors = (part.query, part.key, part.value, part.bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        made = checkpoint(_meet, choice.bucket_size, found, part, *tensors, use_reentrant=False)
+        output = checkpoint(_candidate_attention, choice.bucket_size, assignment, part, *tensors, use_reentrant=False)
     else:
-        made = _meet(choice.bucket_size, found, part, *tensors)
-    return made.transpose(0, 1)
+        output = _candidate_attention(choice.bucket_size, assignment, part, *tensors)
+    return output.transpose(0, 1)
 
 
-def _meet(
+def _candidate_attention(
     size: int,
-    found: Found,
-    part: Part,
+    assignment: Assignment,
+    part: BucketInputs,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """(g, n, d_v) for the tensors of a part."""
+    """Attention to the candidates: (g, n, d_v)."""
     heads, length, width = value.shape
-    tiles = Tiles.of(found)
-    wide = torch.promote_types(query.dtype, torch.float32)
-    keys = key.reshape(-1, key.shape[-1])[tiles.members].to(wide)  # (t, k, r)
-    asked = query.reshape(-1, query.shape[-1])[tiles.queries].to(wide)  # (t, TILE, r)
-    logits = (asked @ keys.transpose(-1, -2)).flatten(0, 1)[tiles.indices]  # (g, T, n, k)
+    tiles = Tiles.of(assignment)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    keys = key.reshape(-1, key.shape[-1])[tiles.members].to(dtype)  # (t, k, r)
+    queries = query.reshape(-1, query.shape[-1])[tiles.queries].to(dtype)  # (t, TILE, r)
+    logits = (queries @ keys.transpose(-1, -2)).flatten(0, 1)[tiles.indices]  # (g, T, n, k)
     logits = logits.transpose(1, 2).flatten(2)  # (g, n, T·k)
-    columns = columns_of(found)
-    kept = best(logits.detach(), columns, found, size)
+    columns = candidate_keys(assignment)
+    kept = best_candidates(logits.detach(), columns, assignment, size)
     logits = logits * part.scaling
     if bias is not None:
-        logits = logits + _picked(bias, columns)
+        logits = logits + _gather_bias(bias, columns)
     logits = logits.masked_fill(~kept, torch.finfo(logits.dtype).min)
     weights = functional.dropout(logits.softmax(-1).masked_fill(~kept, 0.0).to(value.dtype), part.dropout)
-    weights = weights.unflatten(-1, (-1, columns.shape[-1] // found.bucket.shape[-2])).transpose(1, 2)  # (g, T, n, k)
+    weights = weights.unflatten(-1, (-1, columns.shape[-1] // assignment.bucket.shape[-2])).transpose(
+        1, 2
+    )  # (g, T, n, k)
     sorted_weights = weights.flatten(0, 2)[tiles.entries]  # (t, TILE, k)
     mixed = sorted_weights @ value.reshape(-1, width)[tiles.members]  # (t, TILE, d_v)
     return mixed.flatten(0, 1)[tiles.indices].sum(1)  # (g, n, d_v)
@@ -114,10 +119,10 @@ class Tiles:
     """Queries sorted by bucket, `TILE` of them at a time.
 
     Attributes:
-        members: for each tile the keys of its bucket (t, k), as numbers among all g·n tokens.
-        queries: for each tile its queries (t, TILE), as numbers among all g·n tokens; a place that is free has any.
-        entries: the same, as numbers among all g·T·n entries.
-        indices: where the entry of a head, hash and query is among the t·TILE places: (g, T, n).
+        members: the keys of each tile's bucket (t, k), as indices into all g·n tokens.
+        queries: the queries of each tile (t, TILE), as indices into all g·n tokens; unused slots hold any index.
+        entries: the same as indices into all g·T·n entries (head, hash, query).
+        indices: the slot (of t·TILE) of each head, hash and query: (g, T, n).
     """
 
     members: torch.Tensor
@@ -126,84 +131,86 @@ class Tiles:
     indices: torch.Tensor
 
     @classmethod
-    def of(cls, found: Found) -> Tiles:
-        heads, hashes, length = found.bucket.shape
-        count = found.members.shape[-2]
-        device = found.bucket.device
+    def of(cls, assignment: Assignment) -> Tiles:
+        heads, hashes, length = assignment.bucket.shape
+        count = assignment.members.shape[-2]
+        device = assignment.bucket.device
         first = torch.arange(heads * hashes, device=device).view(heads, hashes, 1) * count
-        bucket, order = (found.bucket + first).flatten().sort()  # of all entries, whatever head and hash
+        bucket, order = (
+            (assignment.bucket + first).flatten().sort()
+        )  # bucket numbers that are unique over heads and hashes
         sizes = torch.bincount(bucket, minlength=heads * hashes * count)
-        used = (sizes + TILE - 1) // TILE  # tiles a bucket
+        used = (sizes + TILE - 1) // TILE  # tiles of each bucket
         starts = TILE * (used.cumsum(0) - used) - (sizes.cumsum(0) - sizes)
-        place = torch.arange(len(bucket), device=device) + starts[bucket]
+        slot = torch.arange(len(bucket), device=device) + starts[bucket]
         total = int(used.sum())
         entries = torch.zeros(total * TILE, dtype=torch.long, device=device)
-        entries[place] = order
+        entries[slot] = order
         indices = torch.empty_like(order)
-        indices[order] = place
+        indices[order] = slot
         owner = torch.repeat_interleave(used)  # the bucket of each tile
-        members = found.members.flatten(0, 2)[owner] + (owner // (hashes * count) * length).unsqueeze(-1)
+        members = assignment.members.flatten(0, 2)[owner] + (owner // (hashes * count) * length).unsqueeze(-1)
         queries = entries // (hashes * length) * length + entries % length
         return cls(members, queries.view(total, TILE), entries.view(total, TILE), indices.view(heads, hashes, length))
 
 
-def columns_of(found: Found) -> torch.Tensor:
-    """The keys that each query finds, hash by hash: (g, n, T·k)."""
-    size = found.members.shape[-1]
-    keys = found.members.gather(-2, found.bucket.unsqueeze(-1).expand(*found.bucket.shape, size))
+def candidate_keys(assignment: Assignment) -> torch.Tensor:
+    """The candidate keys of each query, hash by hash: (g, n, T·k)."""
+    size = assignment.members.shape[-1]
+    keys = assignment.members.gather(-2, assignment.bucket.unsqueeze(-1).expand(*assignment.bucket.shape, size))
     return keys.transpose(1, 2).flatten(2)
 
 
-def best(logits: torch.Tensor, columns: torch.Tensor, found: Found, size: int) -> torch.Tensor:
-    """Which of the columns (g, n, T·k) are among the `size` largest, each key counted once."""
-    hashes = found.bucket.shape[-2]
+def best_candidates(logits: torch.Tensor, columns: torch.Tensor, assignment: Assignment, size: int) -> torch.Tensor:
+    """True for the `size` largest candidates (g, n, T·k), each key counted once."""
+    hashes = assignment.bucket.shape[-2]
     if hashes == 1:
         return torch.ones_like(columns, dtype=torch.bool)
-    again = _found_before(columns, found)
-    logits = logits.masked_fill(again, float("-inf"))
-    kept = torch.zeros_like(again).scatter_(-1, logits.topk(size, dim=-1).indices, True)
-    return kept & ~again
+    repeated = _repeated_candidates(columns, assignment)
+    logits = logits.masked_fill(repeated, float("-inf"))
+    kept = torch.zeros_like(repeated).scatter_(-1, logits.topk(size, dim=-1).indices, True)
+    return kept & ~repeated
 
 
-def _found_before(columns: torch.Tensor, found: Found) -> torch.Tensor:
-    """Which columns hold a key that an earlier hash has found as well: (g, n, T·k)."""
-    heads, hashes, buckets, size = found.members.shape
-    length = found.bucket.shape[-1]
+def _repeated_candidates(columns: torch.Tensor, assignment: Assignment) -> torch.Tensor:
+    """True for candidates that an earlier hash has already found: (g, n, T·k)."""
+    heads, hashes, buckets, size = assignment.members.shape
+    length = assignment.bucket.shape[-1]
     holds = torch.zeros(heads, hashes, buckets, length, dtype=torch.bool, device=columns.device)
-    holds.scatter_(-1, found.members, True)
-    again = torch.zeros_like(columns, dtype=torch.bool).view(heads, length, hashes, size)
+    holds.scatter_(-1, assignment.members, True)
+    repeated = torch.zeros_like(columns, dtype=torch.bool).view(heads, length, hashes, size)
     head = torch.arange(heads, device=columns.device).view(-1, 1, 1, 1)
     keys = columns.view(heads, length, hashes, size)
     for earlier in range(hashes - 1):
-        bucket = found.bucket[:, earlier, :, None, None]
-        again[:, :, earlier + 1 :] |= holds[head, earlier, bucket, keys[:, :, earlier + 1 :]]
-    return again.flatten(2)
+        bucket = assignment.bucket[:, earlier, :, None, None]
+        repeated[:, :, earlier + 1 :] |= holds[head, earlier, bucket, keys[:, :, earlier + 1 :]]
+    return repeated.flatten(2)
 
 
-def _short(choice: Buckets, rows: Rows) -> torch.Tensor:
-    """All pairs are made, and those that do not meet are hidden; as many heads of as many rows at a time as fit the cache."""
+def _all_pairs_attention(choice: Buckets, rows: Rows) -> torch.Tensor:
+    """Compute the logits of all pairs and hide those that are not chosen, for as many heads at a time as fit the cache."""
     batch, heads, length, width = rows.value.shape
-    together = max(1, VALUES // (2 * choice.directions[..., 0].numel() * length))
+    heads_together = max(1, COMPARED_VALUES // (2 * choice.directions[..., 0].numel() * length))
     queries, keys, values = (x.flatten(0, 1) for x in (rows.query, rows.key, rows.value))  # (B·H, n, …)
     bias = None if rows.bias is None else rows.bias.expand(batch, heads, -1, -1).flatten(0, 1)
-    made = []
-    for start in range(0, batch * heads, together):
-        own = slice(start, start + together)
-        query, key, value = queries[own], keys[own], values[own]  # (g, n, …)
-        wide = torch.promote_types(query.dtype, torch.float32)
-        scores = query.to(wide) @ key.to(wide).transpose(-1, -2)  # (g, n, n)
-        logits = scores * rows.scaling + hiding(choice.pairs(query, key, scores.detach()), wide)
+    outputs = []
+    for start in range(0, batch * heads, heads_together):
+        part_slice = slice(start, start + heads_together)
+        query, key, value = queries[part_slice], keys[part_slice], values[part_slice]  # (g, n, …)
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        scores = query.to(dtype) @ key.to(dtype).transpose(-1, -2)  # (g, n, n)
+        logits = scores * rows.scaling + hiding_bias(choice.chosen_pairs(query, key, scores.detach()), dtype)
         if bias is not None:
-            logits = logits + bias[own]
-        made.append(functional.dropout(logits.softmax(-1).to(value.dtype), rows.dropout) @ value)
-    return torch.cat(made).view(batch, heads, length, width)
+            logits = logits + bias[part_slice]
+        outputs.append(functional.dropout(logits.softmax(-1).to(value.dtype), rows.dropout) @ value)
+    return torch.cat(outputs).view(batch, heads, length, width)
 
 
-def _all(rows: Rows) -> torch.Tensor:
-    """Full attention, where no row has more tokens than a bucket."""
+def _full_attention(rows: Rows) -> torch.Tensor:
+    """Full attention, for rows with at most as many tokens as a bucket."""
     padding = rows.query.shape[-1] - rows.value.shape[-1]
     query, key = (functional.pad(x, (0, max(0, -padding))) for x in (rows.query, rows.key))
-    made = functional.scaled_dot_product_attention(
+    output = functional.scaled_dot_product_attention(
         query,
         key,
         functional.pad(rows.value, (0, max(0, padding))),
@@ -211,11 +218,11 @@ def _all(rows: Rows) -> torch.Tensor:
         dropout_p=rows.dropout,
         scale=rows.scaling,
     )
-    return made[..., : rows.value.shape[-1]]
+    return output[..., : rows.value.shape[-1]]
 
 
-def _without_holes(choice: Buckets, rows: Rows, number: int) -> torch.Tensor:
-    """One row whose tokens are moved together: hashing does not look at positions."""
+def _packed_row_attention(choice: Buckets, rows: Rows, number: int) -> torch.Tensor:
+    """Attention of one row with its padding removed. Hashing does not depend on positions, so this changes no result."""
     from .sparse import Rows
 
     tokens = rows.holes[number].nonzero().squeeze(-1)  # type: ignore[index]
@@ -224,9 +231,9 @@ def _without_holes(choice: Buckets, rows: Rows, number: int) -> torch.Tensor:
         bias = bias[number if len(bias) > 1 else 0, None][..., tokens]
         bias = bias if bias.shape[-2] == 1 else bias[..., tokens, :]
     query, key, value = (x[number, None, :, tokens] for x in (rows.query, rows.key, rows.value))
-    made = attend(choice, Rows(query, key, value, bias, None, rows.scaling, rows.dropout, rows.causal))
-    return torch.zeros_like(rows.value[number, None]).index_copy(-2, tokens, made)
+    output = bucket_attention(choice, Rows(query, key, value, bias, None, rows.scaling, rows.dropout, rows.causal))
+    return torch.zeros_like(rows.value[number, None]).index_copy(-2, tokens, output)
 
 
-def _picked(bias: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def _gather_bias(bias: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return bias.expand(-1, columns.shape[1], -1).gather(-1, columns)

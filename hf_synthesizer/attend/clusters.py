@@ -1,4 +1,4 @@
-"""Clusters, as dense problems that sorting makes: the tokens of a cluster side by side, clusters of like size together."""
+"""Attention within clusters. Tokens are sorted by cluster, and clusters of similar size form one batch of dense attention."""
 
 from __future__ import annotations
 
@@ -13,80 +13,80 @@ from ..choices import Clusters
 if TYPE_CHECKING:
     from .sparse import Rows
 
-SMALLEST = 16  # clusters up to this size are treated alike; above, all up to the next power of two
+SMALLEST = 16  # clusters up to this size form one group; larger ones are grouped by powers of two
 
 
-def attend(choice: Clusters, rows: Rows) -> torch.Tensor:
+def cluster_attention(choice: Clusters, rows: Rows) -> torch.Tensor:
     """`routing`: each token attends to its own cluster. (b, H, n, d_v)."""
     keep = None if rows.holes is None else rows.holes.unsqueeze(1)
     labels = choice.labels(rows.key, keep)  # (b, H, n)
     batch, heads, length, width = rows.value.shape
-    # As (b·n·H, …), which is how projections leave them in memory.
+    # As (b·n·H, …), the memory layout of the projections' outputs.
     query, key, value = (x.transpose(1, 2).reshape(-1, x.shape[-1]) for x in (rows.query, rows.key, rows.value))
     output = torch.zeros_like(value)
-    for members, held in groups(labels, keep):  # (c, size) each
-        mask = _mask(members, held, rows)
-        made = functional.scaled_dot_product_attention(
+    for members, occupied in clusters_by_size(labels, keep):  # (c, size) each
+        mask = _additive_mask(members, occupied, rows)
+        cluster_output = functional.scaled_dot_product_attention(
             query[members].unsqueeze(1),
             key[members].unsqueeze(1),
-            _as_wide(value[members], query.shape[-1]).unsqueeze(1),
+            _padded_to_width(value[members], query.shape[-1]).unsqueeze(1),
             attn_mask=mask.unsqueeze(1),
             dropout_p=rows.dropout,
             scale=rows.scaling,
         )[:, 0, :, :width]
         if torch.is_grad_enabled():
-            output = output.index_put((members[held],), made[held])
+            output = output.index_put((members[occupied],), cluster_output[occupied])
         else:
-            output[members[held]] = made[held]
+            output[members[occupied]] = cluster_output[occupied]
     return output.view(batch, length, heads, width).transpose(1, 2)
 
 
-def groups(labels: torch.Tensor, keep: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Clusters of like size, for labels (b, H, n) of the tokens in `keep` (b, 1, n).
+def clusters_by_size(labels: torch.Tensor, keep: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Groups of clusters of similar size, for labels (b, H, n) of the tokens in `keep` (b, 1, n).
 
-    For each size the members (c, size) of c clusters, as numbers among the b·n·H tokens of all heads, and whether a
-    place is taken.
+    Each group is the members (c, size) of c clusters, as indices into the b·n·H tokens of all heads, and a bool tensor
+    (c, size) that is False at unused entries.
     """
     batch, heads, length = labels.shape
     count = int(labels.max()) + 1
     row, head, index = (torch.arange(size, device=labels.device) for size in (batch, heads, length))
     row, head = row.view(-1, 1, 1), head.view(-1, 1)
-    cluster = ((row * heads + head) * count + labels).flatten()  # of all tokens, whatever row and head
+    cluster = ((row * heads + head) * count + labels).flatten()  # cluster numbers that are unique over rows and heads
     tokens = ((row * length + index) * heads + head).flatten()
     if keep is not None:
-        held = keep.expand_as(labels).flatten()
-        cluster, tokens = cluster[held], tokens[held]
+        kept = keep.expand_as(labels).flatten()
+        cluster, tokens = cluster[kept], tokens[kept]
     cluster, order = cluster.sort(stable=True)
     tokens = tokens[order]
     _, sizes = cluster.unique_consecutive(return_counts=True)
     starts = sizes.cumsum(0) - sizes
     size, smaller = SMALLEST, 0
     while smaller < int(sizes.max()):
-        chosen = (sizes > smaller) & (sizes <= size)
-        if bool(chosen.any()):
-            places = torch.arange(min(size, int(sizes[chosen].max())), device=labels.device)
-            taken = places < sizes[chosen].unsqueeze(-1)
-            yield tokens[(starts[chosen].unsqueeze(-1) + places).clamp(max=len(tokens) - 1)], taken
+        of_this_size = (sizes > smaller) & (sizes <= size)
+        if bool(of_this_size.any()):
+            columns = torch.arange(min(size, int(sizes[of_this_size].max())), device=labels.device)
+            occupied = columns < sizes[of_this_size].unsqueeze(-1)
+            yield tokens[(starts[of_this_size].unsqueeze(-1) + columns).clamp(max=len(tokens) - 1)], occupied
         size, smaller = 2 * size, size
 
 
-def _mask(members: torch.Tensor, held: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """What is added to the logits of clusters: (c, size, size)."""
-    allowed = held.unsqueeze(-2)
+def _additive_mask(members: torch.Tensor, occupied: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """The additive (or, without a bias, bool) mask of clusters: (c, size, size)."""
+    allowed = occupied.unsqueeze(-2)
     if rows.bias is None:
-        return allowed.expand(-1, held.shape[-1], -1)
+        return allowed.expand(-1, occupied.shape[-1], -1)
     _, heads, length, _ = rows.value.shape
     bias = rows.bias.to(rows.value.dtype)
     row, index, head = members // (length * heads), members // heads % length, members % heads
-    picked = bias[
+    gathered = bias[
         (row if len(bias) > 1 else row * 0)[..., :, None],
         (head if bias.shape[1] > 1 else head * 0)[..., :, None],
         (index if bias.shape[2] > 1 else index * 0)[..., :, None],
         index[..., None, :],
     ]
-    return picked.masked_fill(~allowed, float("-inf"))
+    return gathered.masked_fill(~allowed, float("-inf"))
 
 
-def _as_wide(value: torch.Tensor, width: int) -> torch.Tensor:
-    """With columns of zeros where queries are wider: the fused kernels want one width for all three."""
+def _padded_to_width(value: torch.Tensor, width: int) -> torch.Tensor:
+    """Values padded with zeros to the queries' width: fused kernels need one width for query, key and value."""
     return functional.pad(value, (0, max(0, width - value.shape[-1])))

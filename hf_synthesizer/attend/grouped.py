@@ -1,4 +1,4 @@
-"""Groups of heads: each meets its values by the route of its own form, and all come back in the order of heads."""
+"""Attention in groups of heads: each group takes the route of its own form. The outputs return in the order of heads."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from ..logits.masks import AttentionMask
 from . import reference
 
 
-def attend(
+def grouped_attention(
     logits: Grouped,
     value: torch.Tensor,
     mask: AttentionMask,
-    attend_one: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+    attend_group: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
     *,
     dropout: float,
     need_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Output (B, H, Lq, d_v) and, if they are wanted, weights (B, H, Lq, Lk); `attend_one` serves a form that is no group."""
-    groups = list(zip(logits.logits, logits.heads.split(value), masks(logits, mask), strict=True))
-    if need_weights:  # all heads' weights make the output, so that a gradient of it reaches those that are returned
-        weights = logits.heads.join([reference.weights(*group, dropout) for group in groups])
+    """Output (B, H, Lq, d_v) and, with `need_weights`, weights (B, H, Lq, Lk). `attend_group` computes one group."""
+    groups = list(zip(logits.logits, logits.heads.split(value), masks_of_groups(logits, mask), strict=True))
+    if need_weights:  # the output is computed from the returned weights, so that gradients reach them
+        weights = logits.heads.join([reference.attention_weights(*group, dropout) for group in groups])
         return weights @ value, weights
-    outputs = [attend_one(*group, dropout=dropout)[0] for group in groups]
-    # Laid out as (B, Lq, H, d_v), which is how it is read: to put heads in order is the only copy.
+    outputs = [attend_group(*group, dropout=dropout)[0] for group in groups]
+    # Laid out as (B, Lq, H, d_v), which the output projection reads: reordering the heads is the only copy.
     return logits.heads.join([part.transpose(1, 2) for part in outputs], dim=2).transpose(1, 2), None
 
 
-def masks(logits: Grouped, mask: AttentionMask) -> list[AttentionMask]:
-    """What each group may see; a mask for all heads stays the same tensor, so that what is known of it is not asked again."""
+def masks_of_groups(logits: Grouped, mask: AttentionMask) -> list[AttentionMask]:
+    """The mask of each group. A mask shared by all heads stays the same tensor, so that cached reads stay valid."""
     if mask.keep is None:
         keeps: list[torch.Tensor | None] = [None] * len(logits.logits)
     else:
         keeps = [*logits.heads.split(mask.keep)]
     biases = [None] * len(keeps) if mask.bias is None else logits.heads.split(mask.bias)
-    made = []
+    group_masks = []
     for keep, bias in zip(keeps, biases, strict=True):
-        same = keep is mask.keep
-        own = AttentionMask(keep, bias, mask.causal_offset, mask.source if same else keep)
-        own.known_extents = mask.known_extents if same else None
-        made.append(own)
-    return made
+        shared = keep is mask.keep
+        group_mask = AttentionMask(keep, bias, mask.causal_offset, mask.source if shared else keep)
+        group_mask.known_extents = mask.known_extents if shared else None
+        group_masks.append(group_mask)
+    return group_masks

@@ -1,4 +1,4 @@
-"""The generator of a device, whatever the device: where it stands, and one that starts from there."""
+"""The state of a device's random generator, and a generator that starts from a saved state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def generator_state(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Where the default generator of a tensor's device stands; None for tensors without numbers, which draw none.
+    """The state of the default generator of a tensor's device; None for meta and fake tensors.
 
-    The state is kept on the host: to read it waits for nothing.
+    The state is a tensor on the host, so reading it does not wait for the device.
     """
     device = tensor.device
     if device.type == "meta" or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -20,7 +20,7 @@ def generator_state(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def generator_at(device: torch.device, state: torch.Tensor) -> torch.Generator:
-    """A generator that draws what the default one drew from that state on."""
+    """A new generator that repeats the default generator's draws from `state` on."""
     generator = torch.Generator(device=device)
     generator.set_state(state)
     return generator

@@ -1,4 +1,4 @@
-"""The route that defines all others: build the logits, mask them, softmax, dropout, multiply."""
+"""The reference route, which defines the result of all others: logits, mask, softmax, dropout, matrix product."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from ..logits.forms import Logits, Sparse
 from ..logits.masks import AttentionMask
 
 
-def attend(
+def reference_attention(
     logits: Logits, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`softmax(logits + mask) @ value`: output (B, H, Lq, d_v) and weights (B, H, Lq, Lk)."""
-    made = weights(logits, value, mask, dropout)
-    return made @ value, made
+    weights = attention_weights(logits, value, mask, dropout)
+    return weights @ value, weights
 
 
-def weights(logits: Logits, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+def attention_weights(logits: Logits, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """`softmax(logits + mask)` for each row of the batch of `value`, in its dtype: (B, H, Lq, Lk).
 
-    The softmax is taken in at least float32. A query that may look at nothing gets weights and output 0. As in
-    Transformers, the weights are returned after dropout.
+    The softmax runs in at least float32. A query with no visible key gets weights 0 and output 0. The weights are returned
+    after dropout, as in Transformers.
     """
     if isinstance(logits, Sparse):
-        logits, mask = logits.under(mask)
+        logits, mask = logits.with_chosen_keys(mask)
     scores = logits.materialize()
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask.bias is not None:
         scores = scores + mask.bias
     visible = mask.visible(scores.shape[-2], scores.shape[-1], scores.device)
     if visible is None:
-        made = scores.softmax(-1)
+        weights = scores.softmax(-1)
     else:
-        # The dtype's minimum and not −inf: a row of −inf alone would put NaN into the gradient.
-        made = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
-        made = made.masked_fill(~visible, 0.0)
-    made = made.to(value.dtype).expand(value.shape[0], -1, -1, -1)
-    return nn.functional.dropout(made, dropout)
+        # The dtype's minimum, not −inf: the gradient of a row of only −inf is NaN.
+        weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
+        weights = weights.masked_fill(~visible, 0.0)
+    weights = weights.to(value.dtype).expand(value.shape[0], -1, -1, -1)
+    return nn.functional.dropout(weights, dropout)

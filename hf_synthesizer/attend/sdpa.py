@@ -1,4 +1,4 @@
-"""The route through `scaled_dot_product_attention`: low-rank forms are its queries and keys, the rest is its bias."""
+"""The route through `scaled_dot_product_attention`: low-rank terms are its queries and keys, the other terms are its bias."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .terms import Terms
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Whatever has at least one low-rank term; on another device than a processor, what a fused kernel of its own takes.
+    """Logits with a low-rank term. On devices other than processors, only if PyTorch has a fused kernel for them.
 
-    Elsewhere the operator itself falls back to all logits at once, as it does for a bias with a gradient.
+    Without a fused kernel, the operator computes all logits at once.
     """
     if not terms.low_rank:
         return False
-    return traced() or on_processor(value.device) or _is_fused(terms, value, mask, dropout)
+    return traced() or on_processor(value.device) or _has_fused_kernel(terms, value, mask, dropout)
 
 
-def _is_fused(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+def _has_fused_kernel(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
     if (
         terms.static
         or terms.tiled
@@ -32,33 +32,33 @@ def _is_fused(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: f
         or terms.placed
         or (mask.keep is not None and mask.keep.shape[-2] > 1)
     ):
-        return False  # as a bias they would be as large as all logits
+        return False  # the bias would be as large as all logits
     bias = terms.key_bias
     if bias is not None and bias.requires_grad and torch.is_grad_enabled():
         return False
-    visible = mask.keep is not None or bias is not None
-    if mask.causal_offset is not None and (visible or not _is_zero(mask.causal_offset)):
+    has_mask = mask.keep is not None or bias is not None
+    if mask.causal_offset is not None and (has_mask or not _is_zero(mask.causal_offset)):
         return False
     query, key = (factor[:1, :1] for factor in terms.joined_low_rank(value))
-    query, key, one = _as_wide(query, key, value[:1, :1])
-    row = value.new_zeros(()).expand(1, 1, query.shape[-2], key.shape[-2]) if visible else None
+    query, key, one_value = _padded_to_one_width(query, key, value[:1, :1])
+    mask_row = value.new_zeros(()).expand(1, 1, query.shape[-2], key.shape[-2]) if has_mask else None
     try:
-        kernel = torch._fused_sdp_choice(query, key, one, row, dropout, mask.causal_offset is not None)
-    except (RuntimeError, NotImplementedError):  # a device that does not choose between kernels
+        kernel = torch._fused_sdp_choice(query, key, one_value, mask_row, dropout, mask.causal_offset is not None)
+    except (RuntimeError, NotImplementedError):  # this device has no choice of kernels
         return False
     return kernel != 0  # SDPBackend.MATH
 
 
-def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
-    """The output (B, H, Lq, d_v); weights are never built."""
+def sdpa_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+    """The output (B, H, Lq, d_v); the weights never exist as a tensor."""
     query, key = terms.joined_low_rank(value)
-    if _wants_a_column(terms):
-        query, key = _with_a_column(query, key, cast(torch.Tensor, terms.key_bias))
+    if _key_bias_needs_gradient(terms):
+        query, key = _append_key_bias(query, key, cast(torch.Tensor, terms.key_bias))
         bias = None
     else:
         bias = terms.joined_bias()
     padding = query.shape[-1] - value.shape[-1]
-    query, key, value = _as_wide(query, key, value)
+    query, key, value = _padded_to_one_width(query, key, value)
     causal = mask.causal_offset is not None
     if causal and bias is None and mask.keep is None and _is_zero(mask.causal_offset):
         attention_mask = visible = None
@@ -68,37 +68,37 @@ def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         attention_mask = visible if bias is None else bias.to(value.dtype)
         if bias is not None and visible is not None:
             attention_mask = attention_mask.masked_fill(~visible, float("-inf"))  # type: ignore[union-attr]
-    seeing = None
+    sees_a_key = None
     if exporting() and attention_mask is not None and visible is not None:
-        # A runtime need not agree with torch on a softmax of −inf alone: no row has one, and who sees nobody gets 0.
+        # Runtimes differ on the softmax of a row of only −inf. We use the dtype's minimum and multiply such rows by 0.
         least = torch.finfo(value.dtype).min
         attention_mask = torch.where(visible, value.new_zeros(()) if bias is None else attention_mask, least)
-        seeing = visible.any(-1, keepdim=True)
+        sees_a_key = visible.any(-1, keepdim=True)
     if attention_mask is not None:
         attention_mask = attention_mask.expand(value.shape[0], *attention_mask.shape[1:])
         if attention_mask.shape[-2] == 1:
-            attention_mask = attention_mask.contiguous()  # small, and the kernel is slow over a batch of stride 0
+            attention_mask = attention_mask.contiguous()  # small, and the kernel is slow with a batch stride of 0
     output = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, is_causal=causal, scale=1.0
     )
-    if seeing is not None:
-        output = output * seeing
+    if sees_a_key is not None:
+        output = output * sees_a_key
     return output[..., : output.shape[-1] - padding] if padding > 0 else output
 
 
 def is_low_rank(terms: Terms) -> bool:
-    """Whether all there is are low-rank terms and a number for each key."""
+    """Whether all terms are low-rank or key biases."""
     return bool(terms.low_rank) and not (terms.static or terms.tiled or terms.explicit or terms.placed)
 
 
-def _wants_a_column(terms: Terms) -> bool:
-    """Whether the bias of keys wants a gradient, which the kernel has none for. A traced graph is the same with and without."""
-    wanted = terms.key_bias is not None and terms.key_bias.requires_grad and torch.is_grad_enabled()
-    return wanted and is_low_rank(terms) and not traced()
+def _key_bias_needs_gradient(terms: Terms) -> bool:
+    """Whether the key bias needs a gradient, which the kernel lacks. False while tracing: one graph serves both cases."""
+    needs_gradient = terms.key_bias is not None and terms.key_bias.requires_grad and torch.is_grad_enabled()
+    return needs_gradient and is_low_rank(terms) and not traced()
 
 
-def _with_a_column(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A number for each key as one more column of the keys, and ones for the queries: the kernel has a gradient for these."""
+def _append_key_bias(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append the key bias as a column of the keys, and ones to the queries. The kernel has gradients for queries and keys."""
     batch, heads, length, _ = key.shape
     column = bias.to(key.dtype).transpose(-1, -2).expand(batch, heads, length, 1)
     return torch.cat((query, query.new_ones(*query.shape[:-1], 1)), -1), torch.cat((key, column), -1)
@@ -108,10 +108,10 @@ def _is_zero(offset: int | torch.Tensor | None) -> bool:
     return isinstance(offset, int) and offset == 0
 
 
-def _as_wide(
+def _padded_to_one_width(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """With columns of zeros where they are narrower: the fused kernels want one width for all three."""
+    """Pad the narrower tensors with zeros: fused kernels need one width for query, key and value."""
     padding = query.shape[-1] - value.shape[-1]
     if padding > 0:
         value = functional.pad(value, (0, padding))

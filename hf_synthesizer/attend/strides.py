@@ -1,4 +1,4 @@
-"""Windows, strides and blocks, as dense problems that reshaping makes."""
+"""Attention in windows, strides and blocks. Reshaping turns each of them into a batch of dense attention."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..choices.patterns import Pattern, near_heads
 if TYPE_CHECKING:
     from .sparse import Rows
 
-BLOCK = 32  # queries of a window, at least: narrower ones cost more calls than they save products
+BLOCK = 32  # fewest queries of a window: smaller windows cost more calls than they save in products
 
 
-def attend_strided(choice: Pattern, rows: Rows) -> torch.Tensor:
+def strided_attention(choice: Pattern, rows: Rows) -> torch.Tensor:
     """`sparse_strided`: a window for the first heads, every l-th key for the others."""
-    stride = _stride(choice, rows)
-    near, far = _halves(rows)
-    return _joined([windows(near, stride), columns(far, stride)])
+    stride = _bounded_stride(choice, rows)
+    near, far = _split_heads(rows)
+    return _join_heads([window_attention(near, stride), column_attention(far, stride)])
 
 
-def attend_fixed(choice: Pattern, rows: Rows) -> torch.Tensor:
-    """`sparse_fixed`: the own block for the first heads, the last column of every block for the others."""
-    stride = _stride(choice, rows)
-    near, far = _halves(rows)
-    return _joined([blocks(near, stride), last_columns(far, stride)])
+def fixed_attention(choice: Pattern, rows: Rows) -> torch.Tensor:
+    """`sparse_fixed`: a query's own block for the first heads, the last column of every block for the others."""
+    stride = _bounded_stride(choice, rows)
+    near, far = _split_heads(rows)
+    return _join_heads([block_attention(near, stride), last_column_attention(far, stride)])
 
 
-class Heads:
+class HeadInputs:
     """Some heads of some rows, with scaled queries: query, key (b, h, n, r), value (b, h, n, d_v)."""
 
     def __init__(self, rows: Rows, heads: slice):
@@ -45,12 +45,12 @@ class Heads:
         self.causal = rows.causal
         self.batch, self.heads, self.length, self.width = self.value.shape
 
-    def pairs(self, i: torch.Tensor, j: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-        """What is added to the logits of the pairs (i, j): (1 or b, 1 or h, *P), −∞ where they do not meet.
+    def additive_mask(self, i: torch.Tensor, j: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        """The additive mask of the pairs (i, j): (1 or b, 1 or h, *P), −∞ where a query does not see a key.
 
-        A float tensor even without a bias: the kernel would make one of a bool tensor for each head anew.
+        A float tensor even without a bias: the kernel would convert a bool tensor for each head.
 
-        `i` and `j` name indices, and broadcast with `allowed` to P; those beyond the row may be named, but not allowed.
+        The indices `i` and `j` broadcast with `allowed` to P. Indices beyond the row are not allowed.
         """
         last = self.length - 1
         i, j = i.clamp(0, last), j.clamp(0, last)
@@ -68,28 +68,28 @@ class Heads:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all indices hold tokens that may look at each other, with nothing added to their logits."""
+        """Whether no mask is needed: no padding, no bias, not causal."""
         return self.bias is None and self.holes is None and not self.causal
 
-    def within(self, indices: torch.Tensor) -> torch.Tensor | None:
-        """`pairs` for problems whose tokens attend to each other, given their indices (p, size); None: all pairs meet."""
+    def mask_within(self, indices: torch.Tensor) -> torch.Tensor | None:
+        """`additive_mask` for groups of tokens that attend to each other, given their indices (p, size); None if no mask is needed."""
         if self.is_plain and indices.numel() == self.length:
             return None
         i, j = indices.unsqueeze(-1), indices.unsqueeze(-2)
-        return self.pairs(i, j, j < self.length)
+        return self.additive_mask(i, j, j < self.length)
 
-    def attend(
+    def dense_attention(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Dense attention of the problems (b, h, p, …, …) that the heads fall into; `mask` as `pairs` makes it.
+        """Dense attention in p groups, with tensors (b, h, p, …, …) and a mask from `additive_mask`.
 
-        A query that meets nobody gets zeros.
+        A query without a visible key gets zeros.
         """
         problems = query.shape[2]
         if mask is not None:
             mask = mask.expand(self.batch, self.heads, -1, -1, -1).flatten(0, 1)
         padding = query.shape[-1] - value.shape[-1]
-        if padding:  # the fused kernels want one width for all three
+        if padding:  # fused kernels need one width for query, key and value
             query, key = (functional.pad(x, (0, max(0, -padding))) for x in (query, key))
             value = functional.pad(value, (0, max(0, padding)))
         output = functional.scaled_dot_product_attention(
@@ -106,12 +106,12 @@ class Heads:
         return torch.arange(count, device=self.value.device)
 
     def without_holes(self, output: torch.Tensor) -> torch.Tensor:
-        """Zeros for the queries that stand on padding."""
+        """The output with zeros at padding."""
         return output if self.holes is None else output * self.holes[:, None, :, None]
 
 
-def windows(heads: Heads, stride: int) -> torch.Tensor:
-    """|i − j| ≤ l: blocks of queries, each with the keys from l before it to l behind it."""
+def window_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
+    """|i − j| ≤ l: each block of queries attends to the keys from l before it to l after it."""
     if heads.heads == 0:
         return heads.value
     size = max(stride, BLOCK)
@@ -128,61 +128,61 @@ def windows(heads: Heads, stride: int) -> torch.Tensor:
         functional.pad(x, (0, 0, stride, more + behind)).unfold(-2, reach, size).transpose(-1, -2)
         for x in (heads.key, heads.value)
     )  # (b, h, p, reach, …)
-    output = heads.attend(query, key, value, heads.pairs(i, j, allowed))
+    output = heads.dense_attention(query, key, value, heads.additive_mask(i, j, allowed))
     return heads.without_holes(output.flatten(2, 3)[:, :, : heads.length])
 
 
-def columns(heads: Heads, stride: int) -> torch.Tensor:
-    """(i − j) mod l = 0: the row as a table of l columns, each of which attends to itself."""
+def column_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
+    """(i − j) mod l = 0: the row becomes a table of l columns; tokens attend within their column."""
     if heads.heads == 0:
         return heads.value
     count = -(-heads.length // stride)
-    query, key, value = (_table(x, count, stride).transpose(2, 3) for x in (heads.query, heads.key, heads.value))
+    query, key, value = (_as_table(x, count, stride).transpose(2, 3) for x in (heads.query, heads.key, heads.value))
     indices = heads.indices(count * stride).view(count, stride).t()  # (l, count)
-    output = heads.attend(query, key, value, heads.within(indices))
+    output = heads.dense_attention(query, key, value, heads.mask_within(indices))
     return heads.without_holes(output.transpose(2, 3).flatten(2, 3)[:, :, : heads.length])
 
 
-def blocks(heads: Heads, stride: int) -> torch.Tensor:
-    """i div l = j div l: the row as a table of l columns, each row of which attends to itself."""
+def block_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
+    """i div l = j div l: the row becomes a table of l columns; tokens attend within their row."""
     if heads.heads == 0:
         return heads.value
     count = -(-heads.length // stride)
-    query, key, value = (_table(x, count, stride) for x in (heads.query, heads.key, heads.value))
+    query, key, value = (_as_table(x, count, stride) for x in (heads.query, heads.key, heads.value))
     indices = heads.indices(count * stride).view(count, stride)
-    output = heads.attend(query, key, value, heads.within(indices))
+    output = heads.dense_attention(query, key, value, heads.mask_within(indices))
     return heads.without_holes(output.flatten(2, 3)[:, :, : heads.length])
 
 
-def last_columns(heads: Heads, stride: int) -> torch.Tensor:
-    """j mod l = l − 1: every l-th key, for all queries."""
+def last_column_attention(heads: HeadInputs, stride: int) -> torch.Tensor:
+    """j mod l = l − 1: all queries attend to every l-th key."""
     if heads.heads == 0 or heads.length < stride:
         return torch.zeros_like(heads.value)
     key, value = (x[:, :, stride - 1 :: stride].unsqueeze(2) for x in (heads.key, heads.value))
     i = heads.indices(heads.length)[None, :, None]
     j = (heads.indices(key.shape[-2]) * stride + stride - 1)[None, None, :]
-    everybody = torch.ones((), dtype=torch.bool, device=j.device)
-    mask = None if heads.is_plain else heads.pairs(i, j, everybody)
-    output = heads.attend(heads.query.unsqueeze(2), key, value, mask)
+    allowed = torch.ones((), dtype=torch.bool, device=j.device)
+    mask = None if heads.is_plain else heads.additive_mask(i, j, allowed)
+    output = heads.dense_attention(heads.query.unsqueeze(2), key, value, mask)
     return heads.without_holes(output.squeeze(2))
 
 
-def _table(x: torch.Tensor, count: int, stride: int) -> torch.Tensor:
-    """(b, h, n, r) as (b, h, count, l, r), with zeros behind."""
+def _as_table(x: torch.Tensor, count: int, stride: int) -> torch.Tensor:
+    """(b, h, n, r) reshaped to (b, h, count, l, r), padded with zeros at the end."""
     return functional.pad(x, (0, 0, 0, count * stride - x.shape[-2])).unflatten(-2, (count, stride))
 
 
-def _stride(choice: Pattern, rows: Rows) -> int:
-    """l, or where the rows are shorter the least l that means the same for them: work is bounded by the rows."""
+def _bounded_stride(choice: Pattern, rows: Rows) -> int:
+    """l, at most the length + 1: larger strides choose the same pairs, and would only add padding."""
     length = rows.value.shape[-2]
     return min(choice.stride_of(length, rows.causal), length + 1)
 
 
-def _halves(rows: Rows) -> tuple[Heads, Heads]:
+def _split_heads(rows: Rows) -> tuple[HeadInputs, HeadInputs]:
     near = near_heads(rows.value.shape[1])
-    return Heads(rows, slice(0, near)), Heads(rows, slice(near, None))
+    return HeadInputs(rows, slice(0, near)), HeadInputs(rows, slice(near, None))
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    # As (b, n, H, d_v) in memory, which is how the output projection reads them.
+def _join_heads(parts: list[torch.Tensor]) -> torch.Tensor:
+    # Laid out as (b, n, H, d_v), which the output projection reads.
     return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""A form of logits taken apart: what all fast routes start from."""
+"""Logits as a sum of terms of each kind: the input of all fast routes."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from ..logits.masks import AttentionMask
 
 
 class StaticTerm(NamedTuple):
-    """`weight · table`, or `weight · table · keysᵀ`: the same for each row of the batch."""
+    """`weight · table`, or `weight · table · keysᵀ`, the same for each row of the batch."""
 
     weight: torch.Tensor | None
     """(H,), or None for 1."""
     table: torch.Tensor
-    """(H or 1, Lq, Lk), or where there are `keys` (H or 1, Lq, k)."""
+    """(H or 1, Lq, Lk); with `keys`, (H or 1, Lq, k)."""
     keys: torch.Tensor | None = None
     """(H or 1, Lk, k)."""
 
-    def own(self, heads: slice) -> slice:
-        """Where the table keeps these heads."""
+    def table_heads(self, heads: slice) -> slice:
+        """The index of these heads in the table; a single head serves all."""
         return heads if len(self.table) > 1 else slice(0, 1)
 
     def tile(self, heads: slice, queries: slice, seen: int) -> torch.Tensor:
-        """A part of it without its weight, (g or 1, rows, seen), with no derivative."""
-        rows = self.table[self.own(heads), queries]
+        """A tile without the weight: (g or 1, rows, seen). Not differentiable: call it inside an `autograd.Function`."""
+        rows = self.table[self.table_heads(heads), queries]
         if self.keys is None:
             return rows[..., :seen]
-        return product(rows, self.keys[self.own(heads), :seen].transpose(-1, -2))
+        return product(rows, self.keys[self.table_heads(heads), :seen].transpose(-1, -2))
 
-    def whole(self) -> torch.Tensor:
-        """All of it, (H or 1, Lq, Lk)."""
+    def materialize(self) -> torch.Tensor:
+        """The whole term, (H or 1, Lq, Lk)."""
         table = self.table if self.keys is None else self.table @ self.keys.transpose(-1, -2)
         return table if self.weight is None else table * self.weight.to(table.dtype)[:, None, None]
 
     def spread(self) -> float:
-        """How far two of its numbers lie apart, at most."""
+        """An upper bound of max − min over the term's numbers."""
         table = self.table.detach()
         if self.keys is None:
             low, high = torch.aminmax(table)
@@ -60,17 +60,17 @@ def static_terms(tensors: Sequence[torch.Tensor | None]) -> list[StaticTerm]:
 
 @dataclass
 class Terms:
-    """The logits are the sum of all of these; weights that cost nothing to fold are folded in.
+    """The terms whose sum is the logits. Weights are multiplied in where that is cheap.
 
     Attributes:
-        static: they keep their weights, because a weighted table would be as large as the table.
+        static: static terms. They keep their weights, because a weighted table would be a copy of the table.
         low_rank: pairs of queries (B, H, Lq, r) and keys (1 or B, H, Lk, r).
         tiled: triples of inner (B, H, Lq, a), outer (B, H, Lq, b) and key length.
-        weights: static weights, where they are all that is static or meets queries with keys; else they are in `static`.
+        weights: known softmax weights, if there is no other term than key biases; else they become logits in `static`.
         key_bias: (1 or B, H or 1, 1, Lk) or None.
         explicit: tensors (1 or B, 1 or H, 1 or Lq, Lk).
-        placed: tables (weight, form), and outer products (None, form), whose columns stand elsewhere in each row of the
-            batch; on a processor they are in `explicit`.
+        placed: placed tables (weight, form) and placed outer products (None, form); on a processor and in a traced graph
+            they are in `explicit`.
         query_length: Lq.
     """
 
@@ -85,24 +85,24 @@ class Terms:
 
     @classmethod
     def of(cls, logits: Logits, mask: AttentionMask) -> Terms:
-        """The terms of a form, and of the mask's additive bias."""
+        """The terms of a form and of the mask's additive bias."""
         terms = cls()
         for weight, term in logits.terms if isinstance(logits, Sum) else [(None, logits)]:
             terms.add(weight, term)
         if mask.bias is not None:
             terms.add_bias(mask.bias)
         if terms.static or terms.low_rank or terms.tiled or terms.explicit or terms.placed:
-            terms.spell_out()
+            terms.materialize_weights()
         return terms
 
-    def spell_out(self) -> None:
-        """Turn known weights back into logits, for a route that needs these."""
+    def materialize_weights(self) -> None:
+        """Turn known weights into static logits, for routes that need logits."""
         if self.weights is not None:
             self.static.append(StaticTerm(None, self.weights.materialize()[0]))
             self.weights = None
 
     def add(self, weight: torch.Tensor | None, term: Logits) -> None:
-        """One term more, `weight` (H,) times."""
+        """Add `weight` (H,) times a term."""
         self.query_length = max(self.query_length, term.query_length)
 
         def scaled(tensor: torch.Tensor) -> torch.Tensor:
@@ -120,9 +120,9 @@ class Terms:
         elif isinstance(term, Tiled):
             self.tiled.append((scaled(term.inner), term.outer, term.key_length))
         elif isinstance(term, Placed) and not (traced() or on_processor(term.key.device)):
-            if isinstance(term.made, Tiled):
-                made = Tiled(scaled(term.made.inner), term.made.outer, term.made.key_length)
-                self.placed.append((None, Placed(made, term.key)))
+            if isinstance(term.form, Tiled):
+                columns = Tiled(scaled(term.form.inner), term.form.outer, term.form.key_length)
+                self.placed.append((None, Placed(columns, term.key)))
             else:
                 self.placed.append((weight, term))
         elif isinstance(term, KeyBias):
@@ -136,7 +136,7 @@ class Terms:
         self.key_bias = bias if self.key_bias is None else self.key_bias + bias
 
     def add_bias(self, bias: torch.Tensor) -> None:
-        """An additive mask, or a position bias: the same for all rows of the batch, or not."""
+        """Add a mask's bias: as key bias, static or explicit term, by its shape."""
         if bias.shape[-2] == 1:
             self.add_key_bias(bias)
         elif bias.shape[0] == 1:
@@ -145,16 +145,16 @@ class Terms:
             self.explicit.append(bias)
 
     def joined_low_rank(self, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries (B, H, Lq, Σr) and keys (B, H, Lk, Σr) of all low-rank terms side by side, in the values' dtype."""
+        """Queries (B, H, Lq, Σr) and keys (B, H, Lk, Σr) of all low-rank terms, concatenated, in the values' dtype."""
         batch = value.shape[0]
         queries = [query.to(value.dtype) for query, _ in self.low_rank]
         keys = [key.to(value.dtype).expand(batch, -1, -1, -1) for _, key in self.low_rank]
         return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, dim=-1), torch.cat(keys, dim=-1))
 
     def joined_with_factors(self, value: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """`joined_low_rank` with the thin factors of static terms beside: queries and keys that no row of the batch differs in.
+        """`joined_low_rank`, with the factors of static terms as further queries and keys.
 
-        Keys are (1, H, Lk, Σr) where all of them are the same for the batch; (None, None) where there are none.
+        Keys are (1, H, Lk, Σr) if all of them are the same for the batch. (None, None) if there are no such terms.
         """
         batch, heads = value.shape[:2]
         queries, keys = [query for query, _ in self.low_rank], [key for _, key in self.low_rank]
@@ -173,16 +173,16 @@ class Terms:
         return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, -1), torch.cat(keys, -1))
 
     def joined_bias(self) -> torch.Tensor | None:
-        """Everything that is not low-rank, as one tensor that broadcasts to (B, H, Lq, Lk), or None."""
+        """The sum of all terms but the low-rank ones, broadcasts to (B, H, Lq, Lk), or None."""
         total = self.key_bias
         for term in self.static:
-            total = _plus(total, term.whole().unsqueeze(0))
+            total = _add_term(total, term.materialize().unsqueeze(0))
         for inner, outer, key_length in self.tiled:
-            total = _plus(total, Tiled(inner, outer, key_length).materialize())
+            total = _add_term(total, Tiled(inner, outer, key_length).materialize())
         for explicit in self.explicit:
-            total = _plus(total, explicit)
+            total = _add_term(total, explicit)
         return total
 
 
-def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+def _add_term(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
     return term if total is None else total + term

@@ -1,4 +1,4 @@
-"""Which keys a query may attend to, chosen from positions or from contents: the rules behind the `Sparse` logits."""
+"""Rules that choose the keys of each query, by position or by content, for `Sparse` logits."""
 
 from __future__ import annotations
 

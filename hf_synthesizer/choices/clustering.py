@@ -1,8 +1,8 @@
 """The keys of a query's own cluster (the Routing Transformer, Roy et al. 2021, arXiv 2003.05997).
 
-Each row and head clusters its own tokens, by spherical k-means: x̂ = x / ‖x‖, K = √L rounded down for L tokens. Clusters
-begin by orthogonal projection: token x̂ starts in the cluster c whose fixed direction w_c, a row of an orthogonal matrix, has
-the largest w_c · x̂. Then, `ITERATIONS` times, a centroid is the sum of its tokens, made as long as 1, and each token goes to
+Each row and head clusters its own tokens, by spherical k-means: x̂ = x / ‖x‖, K = √L rounded down for L tokens. The first
+assignment is an orthogonal projection: token x̂ starts in the cluster c whose fixed direction w_c, a row of an orthogonal matrix,
+has the largest w_c · x̂. Then, `ITERATIONS` times, each centroid becomes the normalised sum of its tokens, and each token moves to
 the centroid with the largest inner product. A cluster that lost all its tokens stays empty.
 """
 

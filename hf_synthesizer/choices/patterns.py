@@ -1,7 +1,7 @@
-"""The patterns of the Sparse Transformer (Child et al. 2019, arXiv 1904.10509): chosen by position alone.
+"""The patterns of the Sparse Transformer (Child et al. 2019, arXiv 1904.10509): keys are chosen by position only.
 
-l is `stride`, or √L rounded down, of the row's own length L; a decoder, which does not know how long its sequence will
-be, takes `causal_stride`. The first ⌈H/2⌉ heads have the first pattern, the others the second.
+l is `stride`, or √L rounded down, of the row's own length L; a decoder, which does not know the final length,
+uses `causal_stride`. The first ⌈H/2⌉ heads have the first pattern, the others the second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..logits.tokens import Tokens
 
 @dataclass(frozen=True)
 class Pattern(Choice):
-    """What both patterns share: a stride, and two kinds of heads."""
+    """The base of both patterns: a stride, and two kinds of heads."""
 
     causal: ClassVar[bool] = True
 
@@ -56,13 +56,13 @@ class Strides(Pattern):
 
 
 class FixedBlocks(Pattern):
-    """i div l = j div l, the own block; and j mod l = l − 1, the last column of every block."""
+    """i div l = j div l, the query's own block; and j mod l = l − 1, the last column of every block."""
 
     def pairs(self, i: torch.Tensor, j: torch.Tensor, stride: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        own = i.div(stride, rounding_mode="floor") == j.div(stride, rounding_mode="floor")
-        return own, j % stride == stride - 1
+        own_block = i.div(stride, rounding_mode="floor") == j.div(stride, rounding_mode="floor")
+        return own_block, j % stride == stride - 1
 
 
 def near_heads(heads: int) -> int:
-    """How many of the heads have the first pattern: the odd one has it too."""
+    """The number of heads with the first pattern: half of them, rounded up."""
     return heads - heads // 2

@@ -1,1 +1,1 @@
-"""What a layer hands to `attend`: the forms of logits, masks, and the positions of tokens."""
+"""The inputs of `attend`: forms of logits, masks, and positions of tokens."""

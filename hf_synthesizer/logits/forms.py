@@ -1,7 +1,7 @@
-"""Attention logits before they are matrices: the forms that synthesizers return and `attend` consumes.
+"""Forms of attention logits: synthesizers return them, and `attend` consumes them.
 
-A form keeps the few tensors that define the logits. `materialize()` is its meaning, an ordinary (B or 1, H, Lq, Lk)
-tensor; every fast route of `attend` must equal `softmax(materialize() + mask) @ value`.
+A form keeps the few tensors that define the logits. `materialize()` returns the logits as a (B or 1, H, Lq, Lk) tensor. Every
+fast route of `attend` must equal `softmax(materialize() + mask) @ value`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Logits:
 class Static(Logits):
     """Logits that are the same for every row of the batch.
 
-    `table`: (H, Lq, Lk); or a thin factor (H, Lq, k), with `keys` (H, Lk, k) for the other: `table · keysᵀ`.
+    `table`: (H, Lq, Lk). Or two factors, `table` (H, Lq, k) and `keys` (H, Lk, k), for the logits `table · keysᵀ`.
     """
 
     def __init__(self, table: torch.Tensor, keys: torch.Tensor | None = None):
@@ -45,11 +45,11 @@ class Static(Logits):
 
 
 class StaticWeights(Logits):
-    """Static logits whose softmax is known already: attention weights up to a factor a row.
+    """Static logits given by their softmax: attention weights, up to one factor for each row.
 
-    `weights`: (H, Lq, Lk), or a pair of thin factors (H, Lq, r), (H, r, Lk) whose product they are. `complete` says that
-    each row sums to 1 as it stands; `causal`, that a row has weights for its past alone; `spread` is how far the logarithms
-    of a row's weights lie apart at most.
+    `weights`: (H, Lq, Lk), or a pair of factors (H, Lq, r), (H, r, Lk) whose product they are. `complete` says that
+    each row sums to 1. `causal` says that a row has weights only for its past. `spread` is an upper bound of max − min over the
+    logarithms of a row's weights.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class StaticWeights(Logits):
     def materialize(self) -> torch.Tensor:
         weights = self.weights if isinstance(self.weights, torch.Tensor) else self.weights[0] @ self.weights[1]
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        # A product of factors may miss what is small, and a row of −∞ would have no softmax.
+        # A product of factors may round small weights to 0, and a row of only −∞ has no softmax.
         least = 0.0 if self.causal else torch.finfo(weights.dtype).tiny
         return weights.clamp(min=least).log().unsqueeze(0)  # (1, H, Lq, Lk)
 
 
 class Explicit(Logits):
-    """Logits with no form to exploit. `logits`: (B or 1, H, Lq, Lk)."""
+    """Logits as a tensor, without further structure. `logits`: (B or 1, H, Lq, Lk)."""
 
     def __init__(self, logits: torch.Tensor):
         self.logits = logits
@@ -105,10 +105,10 @@ class LowRank(Logits):
 class Sparse(Logits):
     """`scaling · query · keyᵀ` for the keys that a query chooses, and −∞ for all others.
 
-    `query`: (B, H, Lq, r), `key`: (B, H, Lk, r). `choice` says which keys a query chooses. Padding must not be among them,
-    so the choice waits until the mask is known: `under(mask)` makes it. Query i stands on the index `start + i` of the
-    keys. `causal` says that the layer is a decoder's, whether or not a mask says so too. `known` are the tokens' positions
-    where the layer has a window; elsewhere they are counted from a row's first visible token.
+    `query`: (B, H, Lq, r), `key`: (B, H, Lk, r). `choice` is the rule that chooses keys. It must not choose padding, so it
+    needs the mask: `with_chosen_keys(mask)` applies it. Query i has the index `start + i` among the keys. `causal` says that the
+    layer is a decoder's, with or without a causal mask. `known_positions` are the tokens' positions if the layer has a window;
+    without them, positions count from a row's first visible token.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class Sparse(Logits):
         choice: Choice,
         start: int | torch.Tensor = 0,
         causal: bool = False,
-        known: Positions | None = None,
+        known_positions: Positions | None = None,
     ):
-        self.known = known
+        self.known_positions = known_positions
         self.query = query
         self.key = key
         self.scaling = scaling
@@ -130,16 +130,16 @@ class Sparse(Logits):
         self.causal = causal
         self.query_length = query.shape[-2]
 
-    def under(self, mask: AttentionMask) -> tuple[LowRank, AttentionMask]:
-        """Logits of all pairs, and a mask that keeps the chosen ones among those that `mask` keeps.
-
-        A query that stands on padding keeps none.
+    def with_chosen_keys(self, mask: AttentionMask) -> tuple[LowRank, AttentionMask]:
+        """The logits of all pairs, and `mask` restricted to the chosen keys. Queries at padding see no key.
 
         Raises:
-            UnsupportedModelError: for a causal mask, and a choice that has to see the whole sequence.
+            UnsupportedModelError: if the mask is causal and the choice needs the whole sequence.
         """
         causal = self.require_direction(mask)
-        tokens = Tokens.of(mask, self.query_length, self.key.shape[-2], self.start, self.key.device, self.known)
+        tokens = Tokens.of(
+            mask, self.query_length, self.key.shape[-2], self.start, self.key.device, self.known_positions
+        )
         keep = self.choice.chosen(self.query, self.key, tokens, causal)
         visible = mask.visible(self.query_length, self.key.shape[-2], keep.device)
         if visible is not None:
@@ -150,24 +150,28 @@ class Sparse(Logits):
         return LowRank(self.query * self.scaling, self.key), AttentionMask(keep, mask.bias)
 
     def require_direction(self, mask: AttentionMask) -> bool:
-        """Whether queries see the past alone; raises when the choice cannot do with it."""
+        """Whether queries see only the past.
+
+        Raises:
+            UnsupportedModelError: if they do, and the choice needs the whole sequence.
+        """
         causal = self.causal or mask.causal_offset is not None
         if causal and not self.choice.causal:
             raise UnsupportedModelError(
-                "This attention chooses its keys over the whole sequence, which a causal layer does not know. Take "
+                "This attention chooses its keys over the whole sequence, which a causal layer does not see. Use "
                 "sparse_strided or sparse_fixed here, which choose by position, or a variant that chooses no keys."
             )
         return causal
 
     def materialize(self) -> torch.Tensor:
-        logits, mask = self.under(AttentionMask())
+        logits, mask = self.with_chosen_keys(AttentionMask())
         return logits.materialize().masked_fill(~mask.keep, float("-inf"))  # type: ignore[operator]
 
 
 class Tiled(Logits):
     """A row-wise outer product: `logits[…, j] = inner[…, j mod a] · outer[…, j div a]`.
 
-    `inner`: (B, H, Lq, a), `outer`: (B, H, Lq, b), of which the first `key_length` ≤ a·b columns count.
+    `inner`: (B, H, Lq, a), `outer`: (B, H, Lq, b), the first `key_length` ≤ a·b columns of the product are the logits.
     """
 
     def __init__(self, inner: torch.Tensor, outer: torch.Tensor, key_length: int):
@@ -182,44 +186,44 @@ class Tiled(Logits):
 
 
 class Placed(Logits):
-    """Logits whose columns, and for a table its rows, are found by position, in each row of the batch by its own.
+    """Logits gathered by position: each row of the batch has its own positions.
 
-    `made` is a `Static` table (H or 1, N, N), with `logits[b, h, i, j] = table[h, query[b, i], key[b, j]]`; or a `Tiled` form
-    of N columns, whose queries are in order, with `logits[b, h, i, j] = made[b, h, i, key[b, j]]`. `key`: (B or 1, Lk), `query`:
+    `form` is a `Static` table (H or 1, N, N), with `logits[b, h, i, j] = table[h, query[b, i], key[b, j]]`; or a `Tiled` form
+    of N columns, whose queries are in order, with `logits[b, h, i, j] = form[b, h, i, key[b, j]]`. `key`: (B or 1, Lk), `query`:
     (B or 1, Lq), None beside `Tiled`.
     """
 
-    def __init__(self, made: Static | Tiled, key: torch.Tensor, query: torch.Tensor | None = None):
-        self.made = made
+    def __init__(self, form: Static | Tiled, key: torch.Tensor, query: torch.Tensor | None = None):
+        self.form = form
         self.key = key
         self.query = query
-        self.query_length = made.query_length if query is None else query.shape[-1]
+        self.query_length = form.query_length if query is None else query.shape[-1]
 
     def materialize(self) -> torch.Tensor:
-        if isinstance(self.made, Tiled):
-            return place_columns(self.made.inner, self.made.outer, self.key)
-        return place_table(self.made.table, self.query, self.key)  # type: ignore[arg-type]
+        if isinstance(self.form, Tiled):
+            return place_columns(self.form.inner, self.form.outer, self.key)
+        return place_table(self.form.table, self.query, self.key)  # type: ignore[arg-type]
 
 
 def place_table(table: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """`table[h, query[b, i], key[b, j]]`, (B, H, Lq, Lk), for a table (H, N, N)."""
     rows = table[:, query].transpose(0, 1)  # (B, H, Lq, N)
-    return _gathered(rows, key)
+    return _gather_columns(rows, key)
 
 
 def place_columns(inner: torch.Tensor, outer: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """The columns `key[b, j]` of the outer product of inner (B, H, Lq, a) and outer (B, H, Lq, b): (B, H, Lq, Lk)."""
-    return _gathered((outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2), key)
+    return _gather_columns((outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2), key)
 
 
-def _gathered(rows: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _gather_columns(rows: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     batch = rows_in(rows, key)
     columns = key[:, None, None, :].expand(batch, *rows.shape[1:-1], -1)
     return rows.expand(batch, -1, -1, -1).gather(-1, columns)
 
 
 class KeyBias(Logits):
-    """One number a key, whoever looks. `bias`: (B, H, 1, Lk)."""
+    """One number for each key, the same for all queries. `bias`: (B, H, 1, Lk)."""
 
     def __init__(self, bias: torch.Tensor, query_length: int):
         self.bias = bias
@@ -249,16 +253,16 @@ class Sum(Logits):
 
 
 def weighted(weight: torch.Tensor | None, logits: Logits) -> tuple[torch.Tensor | None, Logits]:
-    """A term of a `Sum`. Low-rank logits are scaled at once, so that one query is kept and not two."""
+    """A term of a `Sum`. Low-rank logits are scaled here, so that autograd keeps one scaled query."""
     if weight is not None and isinstance(logits, LowRank):
         return None, logits.scaled(weight)
     return weight, logits
 
 
 class HeadPartition:
-    """The heads of a layer in disjoint groups, `groups`: tuples of increasing numbers, which together are 0 … H − 1.
+    """A partition of a layer's heads 0 … H − 1 into `groups`, tuples of increasing head numbers.
 
-    Tensors are cut where a run of neighbouring heads ends, once for all groups, so that nothing is copied twice.
+    A tensor is split once, at the ends of runs of neighbouring heads, so that nothing is copied twice.
     """
 
     def __init__(self, groups: Sequence[tuple[int, ...]]):
@@ -277,17 +281,17 @@ class HeadPartition:
         return runs
 
     def split(self, tensor: torch.Tensor, dim: int = 1) -> list[torch.Tensor]:
-        """Each group's heads of a tensor; one that has a single head for all is everybody's."""
+        """Each group's heads of a tensor. A tensor with one head goes to every group as it is."""
         if tensor.shape[dim] == 1:
             return [tensor] * len(self.groups)
         cuts = tensor.split([length for _, length in self.runs], dim=dim)
-        own: list[list[torch.Tensor]] = [[] for _ in self.groups]
+        parts: list[list[torch.Tensor]] = [[] for _ in self.groups]
         for (group, _), cut in zip(self.runs, cuts, strict=True):
-            own[group].append(cut)
-        return [group[0] if len(group) == 1 else torch.cat(group, dim=dim) for group in own]
+            parts[group].append(cut)
+        return [group[0] if len(group) == 1 else torch.cat(group, dim=dim) for group in parts]
 
     def join(self, tensors: Sequence[torch.Tensor], dim: int = 1) -> torch.Tensor:
-        """The inverse of `split`: all heads in their order."""
+        """The inverse of `split`: all heads in order."""
         cuts = [
             iter(tensor.split([length for group, length in self.runs if group == number], dim=dim))
             for number, tensor in enumerate(tensors)
@@ -296,7 +300,7 @@ class HeadPartition:
 
 
 class Grouped(Logits):
-    """Logits that are made in another way for each group of heads: `logits[g]` are those of the heads `heads.groups[g]`."""
+    """Logits with a different form for each group of heads: `logits[g]` belongs to the heads `heads.groups[g]`."""
 
     def __init__(self, heads: HeadPartition, logits: Sequence[Logits]):
         self.heads = heads

@@ -1,8 +1,8 @@
-"""What joins the logits before the softmax: who may be looked at, an additive bias, causality.
+"""The attention mask: visible keys, an additive bias, causality.
 
-Transformers hands each attention backend another kind of mask (eager a float tensor, sdpa a bool tensor or None), always
-one number for each query and key. `AttentionMask` is the one kind that `attend` knows, and it finds out what a mask is made
-of: most are a mask of keys, or that and a triangle, and both can be served without touching L² numbers in each layer.
+Transformers gives each attention backend its own kind of mask (eager: a float tensor; sdpa: a bool tensor or None), with a number
+for each query and key. `attend` takes an `AttentionMask`, which detects the structure of a mask. Most are a mask of keys, with or
+without a causal triangle. Neither needs L² numbers in each layer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..errors import AttentionInputError
 
 
 class Extents(NamedTuple):
-    """Where the visible keys of each row of the batch lie: the first index, the last index + 1, and how many are seen.
+    """The visible keys of each row of the batch: the first index, the last index + 1, and their number.
 
-    A row without any has 0, 0 and 0.
+    A row without visible keys has 0, 0 and 0.
     """
 
     first: tuple[int, ...]
@@ -29,16 +29,16 @@ class Extents(NamedTuple):
     seen: tuple[int, ...]
 
     def of(self, row: int) -> tuple[int, int]:
-        """First and last + 1 of a row; a mask of one row is that of all."""
+        """(first, last + 1) of a row. A mask with one row serves all rows."""
         number = row if len(self.first) > 1 else 0
         return self.first[number], self.last[number]
 
     def has_holes(self, row: int) -> bool:
-        """Whether a row hides a key between its first and its last one."""
+        """Whether a row hides a key between its first and its last visible key."""
         return self._hidden(row, self.of(row)[0])
 
     def hides_one(self, row: int) -> bool:
-        """Whether a row hides a key before its last one."""
+        """Whether a row hides a key before its last visible key."""
         return self._hidden(row, 0)
 
     def _hidden(self, row: int, first: int) -> bool:
@@ -46,10 +46,10 @@ class Extents(NamedTuple):
 
 
 class AttentionMask:
-    """`keep` (B or 1, H or 1, Lq or 1, Lk) is True where a query may look; `bias`, of the same kind, is added.
+    """`keep` (B or 1, H or 1, Lq or 1, Lk) is True where a query sees a key. `bias`, of such a shape too, is added to logits.
 
-    With `causal_offset` = p, query i sees the keys j ≤ i + p; it stands for a triangle nobody has to build. `source` is the
-    tensor that `keep` was made from, the same for all layers: what is known of `keep` is remembered with it.
+    With `causal_offset` = p, query i sees the keys j ≤ i + p, without a mask tensor. `source` is the tensor from which `keep` was
+    made. It is the same for all layers, so reads of `keep` are cached under it.
     """
 
     def __init__(
@@ -67,23 +67,23 @@ class AttentionMask:
 
     @classmethod
     def from_tensor(cls, mask: torch.Tensor | None, causal_offset: int | torch.Tensor | None = None) -> AttentionMask:
-        """From a bool mask (True: look) or an additive one (the dtype's minimum or −inf: do not look).
+        """From a bool mask (True: visible) or an additive mask (the dtype's minimum or −inf: hidden).
 
         Raises:
-            AttentionInputError: for one of whole numbers, which could mean either.
+            AttentionInputError: if the mask has integers, which could mean either.
         """
         if mask is None or mask.dtype == torch.bool:
             return cls(keep=mask, causal_offset=causal_offset)
         if not mask.is_floating_point():
             raise AttentionInputError(
-                f"An attention mask of {str(mask.dtype).removeprefix('torch.')} was given, of shape {tuple(mask.shape)}. A mask "
-                f"is bool (True: look), or floating point, and then added to the logits. Call mask.bool()."
+                f"An attention mask of {str(mask.dtype).removeprefix('torch.')} was given, of shape {tuple(mask.shape)}. Pass "
+                f"a bool mask (True: visible), or a floating-point mask, which is added to the logits. Call mask.bool()."
             )
         keep = mask > torch.finfo(mask.dtype).min / 2
         return cls(keep=keep, bias=mask.masked_fill(~keep, 0.0), causal_offset=causal_offset, source=mask)
 
     def with_bias(self, bias: torch.Tensor | None) -> AttentionMask:
-        """The same mask with one more additive bias."""
+        """The same mask, with `bias` added to its bias."""
         if bias is None:
             return self
         total = bias if self.bias is None else self.bias + bias
@@ -91,13 +91,13 @@ class AttentionMask:
         mask.known_extents = self.known_extents
         return mask
 
-    def fitted(self, shape: Sequence[int]) -> AttentionMask:
-        """The same mask with four dimensions and a number for each key, as it broadcasts to `shape`, (B, H, Lq, Lk).
+    def expanded_to(self, shape: Sequence[int]) -> AttentionMask:
+        """The same mask with four dimensions and all keys; it broadcasts to `shape`, (B, H, Lq, Lk).
 
         Raises:
-            AttentionInputError: for one that does not broadcast to it, as stock attention would.
+            AttentionInputError: if the mask does not broadcast to `shape`.
         """
-        keep, bias = (None if tensor is None else _fitted(tensor, shape) for tensor in (self.keep, self.bias))
+        keep, bias = (None if tensor is None else _expanded(tensor, shape) for tensor in (self.keep, self.bias))
         if keep is self.keep and bias is self.bias:
             return self
         mask = AttentionMask(keep, bias, self.causal_offset, self.source)
@@ -105,7 +105,7 @@ class AttentionMask:
         return mask
 
     def visible(self, query_length: int, key_length: int, device: torch.device) -> torch.Tensor | None:
-        """`keep` and causality as one bool tensor, or None when everybody sees everything."""
+        """`keep` and causality as one bool tensor, or None if all queries see all keys."""
         if self.causal_offset is None:
             return self.keep
         query = torch.arange(query_length, device=device)[:, None] + self.causal_offset
@@ -113,51 +113,53 @@ class AttentionMask:
         return triangle[None, None] if self.keep is None else self.keep & triangle
 
     def simplified(self) -> AttentionMask:
-        """The same mask with `keep` as a mask of keys (…, 1, Lk), and a triangle, wherever it is made of these.
+        """The same mask, as a mask of keys (…, 1, Lk) and a causal offset if these suffice.
 
-        Reads the tensor, once for each mask, or in inference mode once for each layer; so not for compiled graphs.
+        Reads the tensor once for each mask (in inference mode, once for each layer). Not for compiled graphs.
         """
         if self.keep is None or self.keep.shape[-2] == 1 or self.causal_offset is not None:
             return self
-        keys = self.keep[..., -1:, :]  # the last query sees most
+        keys = self.keep[..., -1:, :]  # the last query sees the most keys
         if self.keep.stride(-2) == 0 and not on_processor(self.keep.device) and self.keep.is_inference():
             return AttentionMask(keys, self.bias)
-        every, triangle, complete, extents = self._made_of()
-        if not (every or triangle):
+        same_keys, triangle, complete, extents = self._structure()
+        if not (same_keys or triangle):
             return self
-        offset = None if every else self.keep.shape[-1] - self.keep.shape[-2]
+        offset = None if same_keys else self.keep.shape[-1] - self.keep.shape[-2]
         mask = AttentionMask(None if complete else keys, self.bias, offset)
         mask.known_extents = extents
         return mask
 
     def extents(self) -> Extents:
-        """Where the keys that some query may look at lie, in rows of the batch (B or 1); asked once for each mask."""
+        """The extents of the keys that any query sees, for each row of the batch (B or 1). Read once for each mask."""
         if self.known_extents is None:
-            self.known_extents = self._made_of()[-1]
+            self.known_extents = self._structure()[-1]
         return self.known_extents
 
     def device_read(self) -> DeviceRead:
-        """What `simplified` and `extents` want to know."""
-        # One tensor may be a mask of other shapes too: each has an answer of its own.
-        return DeviceRead(self.source, ("mask", tuple(self.keep.shape)), self._answer)  # type: ignore[arg-type, union-attr]
+        """The read that `simplified` and `extents` need."""
+        # One tensor may back masks of several shapes. Each shape has its own cached answer.
+        return DeviceRead(self.source, ("mask", tuple(self.keep.shape)), self._read_structure)  # type: ignore[arg-type, union-attr]
 
-    def _made_of(self) -> tuple[bool, bool, bool, Extents]:
-        """Whether all queries see the same keys; whether that and a triangle is all; whether all keys are seen; where."""
-        ((every, triangle, complete, *places),) = read_now(self.device_read())
+    def _structure(self) -> tuple[bool, bool, bool, Extents]:
+        """(all queries see the same keys, keys and triangle suffice, the last query sees all keys, extents)."""
+        ((same_keys, triangle, complete, *places),) = read_now(self.device_read())
         rows = [tuple(int(place) for place in places[row::3]) for row in range(3)]
-        return bool(every), bool(triangle), bool(complete), Extents(*rows)
+        return bool(same_keys), bool(triangle), bool(complete), Extents(*rows)
 
-    def _answer(self) -> torch.Tensor:
+    def _read_structure(self) -> torch.Tensor:
         keep = self.keep
         assert keep is not None
         query_length, key_length = keep.shape[-2:]
         keys = keep[..., -1:, :]
         seen = keys[:, :, 0]
         if query_length == 1 or keep.stride(-2) == 0:
-            every = triangle = torch.ones(1, dtype=torch.bool, device=keep.device)
+            same_keys = triangle = torch.ones(1, dtype=torch.bool, device=keep.device)
         else:
-            every = triangle = torch.all(keep == keys).view(1)
-            if not (on_processor(keep.device) and bool(every)):  # there to ask is cheap, and to compare is not
+            same_keys = triangle = torch.all(keep == keys).view(1)
+            if not (
+                on_processor(keep.device) and bool(same_keys)
+            ):  # reads are cheap on a processor, comparisons are not
                 visible = AttentionMask(keys, None, key_length - query_length).visible(
                     query_length, key_length, keep.device
                 )
@@ -166,20 +168,20 @@ class AttentionMask:
         seen = seen.any(1)  # (B, Lk)
         indices = torch.arange(key_length, device=keep.device)
         last = torch.where(seen, indices + 1, 0).amax(-1)
-        first = torch.where(seen, indices, key_length).amin(-1).minimum(last)  # both are 0 where nothing is seen
+        first = torch.where(seen, indices, key_length).amin(-1).minimum(last)  # both are 0 without a visible key
         places = torch.stack((first, last, seen.sum(-1)), dim=-1).flatten()  # (B · 3)
-        return torch.cat((every.float(), triangle.float(), keys.all().view(1).float(), places.float()))
+        return torch.cat((same_keys.float(), triangle.float(), keys.all().view(1).float(), places.float()))
 
 
-def _fitted(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A mask with four dimensions and a number for each key. A graph that is traced compares no sizes: its operations do."""
+def _expanded(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A mask with four dimensions and all keys. Sizes are not compared while tracing: the operations check them."""
     if mask.dim() < 4:
         mask = mask[(None,) * (4 - mask.dim())]
     if not traced() and (
-        mask.dim() > 4 or any(size not in (1, wanted) for size, wanted in zip(mask.shape, shape, strict=True))
+        mask.dim() > 4 or any(size not in (1, expected) for size, expected in zip(mask.shape, shape, strict=True))
     ):
         raise AttentionInputError(
             f"The attention mask has shape {tuple(mask.shape)}, which does not broadcast to (batch, heads, queries, keys) = "
-            f"{tuple(shape)}. Give a mask with as many rows, heads, queries and keys, or 1 of them for all."
+            f"{tuple(shape)}. In each dimension, pass the same size or 1."
         )
     return mask if mask.shape[-1] != 1 or shape[-1] == 1 else mask.expand(-1, -1, -1, shape[-1])

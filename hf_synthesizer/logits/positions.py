@@ -1,8 +1,7 @@
-"""Which place of the sequence each query and each key stands at.
+"""The positions of queries and keys in their sequence.
 
-Synthesized logits know tokens by their position alone, so a layer has to know it exactly: in an encoder the positions
-are 0 … L−1, in a cached decoder the queries start where the cache ends, and in a left-padded batch every row has a
-start of its own.
+Synthesized logits depend on positions, so a layer must know them exactly. In an encoder they are 0 … L−1. In a decoder with a
+cache, queries start where the cache ends. In a left-padded batch, each row has its own start.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from ..logits.masks import AttentionMask
 
 
 def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:
-    """`tensor[start : start + length]` along a dimension, as a view; all of it is the tensor itself.
+    """`tensor[start : start + length]` along a dimension, as a view; the tensor itself if this is all of it.
 
-    The derivative of a slice is a second tensor as large as the first, for a table of logits the most expensive of all.
-    Under torch.export as a copy: a slice that may turn out to be the whole tensor would be exported as a promise that it
-    never is, and the longest sequence refused.
+    The gradient of a slice is a second tensor as large as the whole, which is expensive for a table of logits. Under torch.export
+    the result is a copy: an exported slice would guard that it is shorter than the tensor, and refuse the longest sequence.
     """
     if exporting():
         return tensor.index_select(dim, start + torch.arange(length, device=tensor.device))
@@ -31,27 +29,27 @@ def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tenso
 
 
 def rows_in(*tensors: torch.Tensor) -> int:
-    """How many rows a batch has of which each of the tensors (B or 1, …) has its own row or one for all.
+    """The batch size B of tensors (B or 1, …).
 
-    `len` would do, but for a graph with a dynamic batch it is the number of rows of the example.
+    Not `len`: in a graph with a dynamic batch, it is the constant batch size of the example.
     """
     return next((tensor.shape[0] for tensor in tensors if tensor.shape[0] != 1), 1)
 
 
 def exporting() -> bool:
-    """Whether torch.export or torch.jit is tracing; where torch is too old to tell, whether anything is."""
+    """Whether torch.export or torch.jit is tracing. Old versions of torch cannot tell; there, whether any tracing runs."""
     return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 
 class Positions:
     """The positions of `query_length` queries and `key_length` keys.
 
-    Contiguous, the same for each row of the batch (the common case, served by slices): queries stand at
-    `start … start + query_length − 1` and keys at `0 … key_length − 1`. `start` is an int, or a scalar tensor where a
-    static cache keeps its length on the device.
+    In the common case, positions are contiguous and the same for each row of the batch, and tables are sliced. Queries are at
+    `start … start + query_length − 1` and keys at `0 … key_length − 1`. `start` is an int, or a scalar tensor if a static cache
+    keeps its length on the device.
 
-    Otherwise `query` (B, Lq) and `key` (B, Lk) name each position, and tables are gathered row by row. `source` is the tensor
-    that the queries' positions were read from, the same for all layers.
+    Otherwise `query` (B, Lq) and `key` (B, Lk) hold each position, and tables are gathered for each row. `source` is the tensor
+    that holds the queries' positions; it is the same for all layers.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class Positions:
         self.source = query if source is None else source
         self.windowed = windowed
         self.required: int | None = None
-        """The `max_length` that these positions are known to stand within."""
+        """A `max_length` for which these positions have passed `require`."""
 
     @classmethod
     def from_position_ids(
@@ -85,34 +83,33 @@ class Positions:
         dropped: int = 0,
         windowed: bool = False,
     ) -> Positions:
-        """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are recognised, and served by slices.
+        """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are detected, and then tables are sliced.
 
-        Padding may be at −1 (OPT), and is clamped to 0: the mask hides it. Where cached keys stand is told by `mask`, that of the
-        same layer: position_ids count either all tokens or the visible ones (`_cached_keys`). `dropped` tokens were in the
-        cache once, in front of those that are; `windowed` says that the mask may hide tokens that are far behind.
+        Padding may have position −1 (OPT). It is clamped to 0; the mask hides it. The layer's `mask` gives the positions of cached
+        keys: position_ids count either all tokens or only the visible ones (`_cached_keys`). `dropped` is the number of tokens that
+        the cache has dropped at its start. `windowed` says that the mask may hide distant tokens.
 
         Raises:
-            UnsupportedModelError: where position_ids of a step count the tokens in neither way.
+            UnsupportedModelError: if position_ids count the tokens in neither way.
         """
         if position_ids is None:
             return cls(query_length, key_length, start)
         if _are_contiguous(position_ids, start, mask):
             return cls(query_length, key_length, start, windowed=windowed)
-        named = position_ids.clamp(min=0)
+        query = position_ids.clamp(min=0)
         if isinstance(start, int) and start == 0 and key_length == query_length:
-            return cls(query_length, key_length, start, named, named, position_ids, windowed)
+            return cls(query_length, key_length, start, query, query, position_ids, windowed)
         key = _cached_keys(position_ids, key_length, start, mask, dropped, windowed)
         indices = torch.arange(key_length, device=position_ids.device) - start
-        given = position_ids[:, indices.clamp(0, query_length - 1)]  # of the new tokens themselves
-        key = torch.where((indices >= 0) & (indices < query_length), given, key)
-        return cls(query_length, key_length, start, named, key.clamp(min=0), position_ids, windowed)
+        new_key = position_ids[:, indices.clamp(0, query_length - 1)]  # positions of the new tokens
+        key = torch.where((indices >= 0) & (indices < query_length), new_key, key)
+        return cls(query_length, key_length, start, query, key.clamp(min=0), position_ids, windowed)
 
     @classmethod
     def from_left_padding(
         cls, mask: torch.Tensor | None, query_length: int, key_length: int, start: int | torch.Tensor
     ) -> Positions:
-        """From the mask (B or 1, 1, Lq, Lk) of a layer: each row starts at the first key that some query may look at,
-        however many pads stand before it."""
+        """From the mask (B or 1, 1, Lq, Lk) of a layer: each row starts at its first visible key, after any padding."""
         if mask is None:
             return cls(query_length, key_length, start)
         visible = AttentionMask.from_tensor(mask)
@@ -123,16 +120,16 @@ class Positions:
         query = torch.arange(query_length, device=keep.device) + start - offset
         key = torch.arange(key_length, device=keep.device) - offset
         positions = cls(query_length, key_length, start, query.clamp(min=0), key.clamp(min=0))
-        positions.source = None  # none lies beyond the last key, so that there is nothing to ask
+        positions.source = None  # at most the last key's index: `require` needs no read
         return positions
 
     @property
     def per_row(self) -> bool:
-        """Whether rows of the batch have positions of their own."""
+        """Whether each row of the batch has its own positions."""
         return self.query is not None
 
     def numbers(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """The positions themselves: of queries (B or 1, Lq) and of keys (B or 1, Lk)."""
+        """The positions as tensors: of queries (B or 1, Lq) and of keys (B or 1, Lk)."""
         if self.query is not None and self.key is not None:
             return self.query, self.key
         query = (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
@@ -140,21 +137,21 @@ class Positions:
 
     @property
     def at_the_end(self) -> bool:
-        """Whether there is but one query, known to stand on the last index: no key lies behind it."""
+        """Whether there is a single query, at the last index: no key follows it."""
         return (
             self.query_length == 1 and not isinstance(self.start, torch.Tensor) and self.key_length == self.start + 1
         )
 
     def within(self, max_length: int, device: torch.device) -> Positions:
-        """The same positions, with the room that a static cache has beyond `max_length` placed on the last one.
+        """The same positions, with key positions clamped to `max_length − 1`.
 
-        No token is there, and a mask hides it; so logits for it may be anything that has a place in the tables.
+        A static cache may be longer than `max_length`. The mask hides its unused entries, so their logits do not matter.
 
         Raises:
-            SequenceTooLongError: for a token beyond `max_length`.
+            SequenceTooLongError: if a token is beyond `max_length`.
         """
         if self.required is not None and self.required <= max_length:
-            return self  # the parts of a mixture ask once more
+            return self  # checked before, by another part of a mixture
         self.require(max_length)
         if self.key_length <= max_length:
             self.required = max_length
@@ -166,21 +163,24 @@ class Positions:
         return inside
 
     def require(self, max_length: int) -> None:
-        """Raise `SequenceTooLongError` when a token stands beyond `max_length`.
+        """Check that no token is beyond `max_length`.
 
-        What counts are tokens and not indices, of which a static cache may have more, and left padding takes some. A compiled
-        graph, which reads no tensor, checks itself when it runs.
+        This counts tokens, not indices: a static cache has unused indices, and left padding takes some. A compiled graph cannot
+        read a tensor here, and checks when it runs.
+
+        Raises:
+            SequenceTooLongError: if a token is beyond `max_length`.
         """
         traced = torch.compiler.is_compiling()
         if self.query is not None and readable(self.query):
             if self.source is None and self.key_length <= max_length:
-                return  # counted from padding: none lies beyond the last key
-            ((_, largest),) = read_now(_question(self.query if self.source is None else self.source))
+                return  # from left padding: at most the last key's index
+            ((_, largest),) = read_now(_position_read(self.query if self.source is None else self.source))
             if largest >= max_length:
                 raise SequenceTooLongError(
                     f"position_ids name position {int(largest)}, but this synthesizer was built for "
                     f"N = max_length = {max_length} positions, 0 to {max_length - 1}. Pass smaller position_ids. "
-                    f"{_shorten(max_length, int(largest) + 1)}"
+                    f"{_length_advice(max_length, int(largest) + 1)}"
                 )
             return
         if self.key_length <= max_length:
@@ -191,7 +191,7 @@ class Positions:
         elif used > max_length:
             raise SequenceTooLongError(
                 f"The sequence has length L = {int(used)}, but this synthesizer was built for at most "
-                f"N = max_length = {max_length} positions. {_shorten(max_length, int(used))}"
+                f"N = max_length = {max_length} positions. {_length_advice(max_length, int(used))}"
             )
 
     def queries(self, table: torch.Tensor) -> torch.Tensor:
@@ -209,16 +209,16 @@ class Positions:
         return span(table, 0, self.key_length, dim=1)
 
 
-def _shorten(max_length: int, wanted: int) -> str:
+def _length_advice(max_length: int, length: int) -> str:
     return (
         f"Truncate the input (tokenizer(..., truncation=True, max_length={max_length}); for a pipeline, pass truncation=True "
         f"and max_length={max_length} to its call; for SentenceTransformer, set max_seq_length = {max_length}), generate fewer "
-        f"tokens, or patch the model again with patch_model(..., max_length={wanted}) and train it."
+        f"tokens, or patch the model again with patch_model(..., max_length={length}) and train it."
     )
 
 
-def _question(position_ids: torch.Tensor) -> DeviceRead:
-    """Where positions start if each row counts on from there, else −1; and the largest one. Padding at −1 may stand anywhere."""
+def _position_read(position_ids: torch.Tensor) -> DeviceRead:
+    """Reads (first position, largest position). The first is −1 unless all rows count up from it; padding may be −1."""
 
     def answer() -> torch.Tensor:
         start = position_ids[:1, :1]
@@ -237,11 +237,11 @@ def _cached_keys(
     dropped: int,
     windowed: bool,
 ) -> torch.Tensor:
-    """Where the keys before `start` stand, (B or 1, Lk), given the positions of the tokens behind them.
+    """The positions of the keys before `start`, (B or 1, Lk), given the positions of the new tokens.
 
-    A row whose position_ids count all tokens has its keys where their indices are. A row whose position_ids count the visible
-    tokens, `attention_mask.cumsum(-1) - 1`, has as many visible keys before its first new token. Both are the same where no
-    hidden token lies between visible ones.
+    If position_ids count all tokens, a key's position is its index. If they count only the visible tokens,
+    `attention_mask.cumsum(-1) - 1`, positions count back from the first new token over visible keys. Both agree unless a hidden
+    token lies between visible ones.
     """
     indices = torch.arange(key_length, device=position_ids.device)
     if mask is None:
@@ -252,7 +252,7 @@ def _cached_keys(
     ) - start  # a row's first new token
     position = position_ids.expand(rows_in(position_ids, new), -1).gather(1, new)
     cached = keep & (indices < start)
-    counted = position - cached.flip(-1).cumsum(-1).flip(-1)  # of visible keys
+    counted = position - cached.flip(-1).cumsum(-1).flip(-1)  # counts visible keys
     all_count = new + start + dropped == position
 
     def answer() -> torch.Tensor:
@@ -270,7 +270,7 @@ def _cached_keys(
     if readable(position_ids) and readable(mask):
         if read_now(DeviceRead(position_ids, ("gap", id(mask), dropped), answer))[0][
             0
-        ]:  # two kinds of layers have two masks
+        ]:  # a model may have two kinds of layers, with two masks
             raise UnsupportedModelError(refusal)
     elif torch.compiler.is_compiling() and not exporting():
         torch._assert_async(~answer()[0], refusal)
@@ -278,12 +278,12 @@ def _cached_keys(
 
 
 def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether position_ids are start, start + 1, … in each row, as far as may be asked."""
+    """Whether position_ids are start, start + 1, … in each row; False if they cannot be read here."""
     if not readable(position_ids):
         return False
     if isinstance(start, torch.Tensor) and not on_processor(start.device):
         return False
-    device_reads = [_question(position_ids)]
+    device_reads = [_position_read(position_ids)]
     if mask is not None and mask.shape[-2] > 1:
         device_reads.append(AttentionMask.from_tensor(mask).device_read())
     return read_now(*device_reads)[0][0] == int(start)

@@ -1,8 +1,7 @@
-"""Which indices of a batch hold tokens, and where in its row each of them stands.
+"""Which indices of a batch hold tokens, and their positions in their rows.
 
-Attention that chooses its keys must know more than who may look at whom: padding must not be chosen, and must not move
-what is chosen. So a row is what lies between its first and its last token, its positions count from its first token, and
-its length is its own, whatever else is in the batch.
+A rule that chooses keys must not choose padding, and padding must not change its choice. So a row reaches from its first to its
+last token, its positions count from its first token, and its length does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from .positions import Positions
 class Tokens:
     """The tokens among `key_length` keys, and the indices of `query_length` queries among them.
 
-    `keep` (B or 1, Lk) is True where some query may look; None where all indices hold tokens. Query i stands on the index
-    `start + i`. `known` are the positions of tokens where a mask does not tell them, because a window hides what is behind it.
+    `keep` (B or 1, Lk) is True for keys that any query sees; None if all indices hold tokens. Query i has the index
+    `start + i`. `known_positions` are the tokens' positions if the mask cannot give them, because a window hides distant tokens.
     """
 
     query_length: int
     key_length: int
     start: int | torch.Tensor
     keep: torch.Tensor | None
-    known: Positions | None = None
+    known_positions: Positions | None = None
 
     @classmethod
     def of(
@@ -38,20 +37,20 @@ class Tokens:
         key_length: int,
         start: int | torch.Tensor,
         device: torch.device,
-        known: Positions | None = None,
+        known_positions: Positions | None = None,
     ) -> Tokens:
-        """From a mask: a key that no query may look at is padding."""
+        """From a mask: a key that no query sees is padding."""
         keep = None if mask.keep is None else mask.keep.any(2).any(1)
-        if keep is None and traced():  # a count of tokens must not become a constant of the graph
+        if keep is None and traced():  # the number of tokens must not become a constant of the graph
             keep = torch.ones(1, key_length, dtype=torch.bool, device=device)
-        return cls(query_length, key_length, start, keep, known)
+        return cls(query_length, key_length, start, keep, known_positions)
 
     def first(self) -> torch.Tensor | int:
         """The index (B or 1, 1) of each row's first token, or 0."""
         return 0 if self.keep is None else (self.keep.cumsum(-1) == 0).sum(-1, keepdim=True)
 
     def lengths(self, device: torch.device) -> torch.Tensor:
-        """How many indices lie between a row's first and last token, both included: (B or 1, 1)."""
+        """The number of indices from a row's first to its last token, both included: (B or 1, 1)."""
         if self.keep is None:
             return torch.full((1, 1), self.key_length, device=device)
         behind = (self.keep.flip(-1).cumsum(-1) == 0).sum(-1, keepdim=True)
@@ -62,14 +61,14 @@ class Tokens:
         return (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
 
     def positions(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where queries (B or 1, Lq) and keys (B or 1, Lk) stand, counted from the row's first token unless they are known."""
-        if self.known is not None:
-            return self.known.numbers(device)
+        """The positions of queries (B or 1, Lq) and keys (B or 1, Lk): the known ones, else counted from the row's first token."""
+        if self.known_positions is not None:
+            return self.known_positions.numbers(device)
         first = self.first()
         return self.query_indices(device) - first, torch.arange(self.key_length, device=device).unsqueeze(0) - first
 
     def queries(self, device: torch.device) -> torch.Tensor | None:
-        """Which queries (B, Lq) stand on a token; None where all do."""
+        """True for queries (B, Lq) that are tokens; None if all are."""
         if self.keep is None:
             return None
         return self.keep[:, self.query_indices(device)[0].clamp(max=self.key_length - 1)]

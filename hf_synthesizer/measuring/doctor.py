@@ -130,7 +130,7 @@ def _machine() -> dict[str, str]:
         "oneDNN": "yes" if torch.backends.mkldnn.is_available() else "no",
         "backends": "eager, sdpa",
         "C++ compiler": _compiler() or "none",
-        "native kernels": native.reason() or "yes",
+        "native kernels": native.unavailable_reason() or "yes",
     }
 
 
@@ -141,8 +141,8 @@ def _notes() -> Iterator[str]:
         yield "The processor has no AVX-512: bfloat16 is slower than float32 on it."
     if _compiler() is None:
         yield "There is no C++ compiler: torch.compile does not work on the processor."
-    if native.reason() is not None:
-        yield f"There are no native kernels, and other exact routes serve, more slowly: {native.reason()}."
+    if native.unavailable_reason() is not None:
+        yield f"There are no native kernels, and other exact routes serve, more slowly: {native.unavailable_reason()}."
     if torch.get_num_threads() == 1 and (os.cpu_count() or 1) > 1:
         yield "torch uses one thread of several cores (OMP_NUM_THREADS, torch.set_num_threads)."
     if torch.cuda.is_available() and find_spec("triton") is None:
@@ -180,7 +180,7 @@ def _errors(name: str, device: torch.device) -> Iterator[float]:
             logits = synthesizer(hidden_states)
             found = _through(name, logits, value, mask)
             if found is not None:
-                wanted, _ = reference.attend(logits, value, mask)
+                wanted, _ = reference.reference_attention(logits, value, mask)
                 yield float((found - wanted).abs().max())
 
 
@@ -195,12 +195,12 @@ def _through(name: str, logits: Any, value: torch.Tensor, mask: AttentionMask) -
     if isinstance(logits, Sparse):
         if name != "sparse" or not sparse.serves(logits, value, simple):
             return None
-        return sparse.attend(logits, value, simple, logits.require_direction(mask), 0.0)
+        return sparse.sparse_attention(logits, value, simple, logits.require_direction(mask), 0.0)
     if name == "sparse":
         return None
     terms = Terms.of(logits, simple)
     if not ROUTES[name].serves(terms, value, simple, 0.0):
         return None
     if name != "static":
-        terms.spell_out()
-    return ROUTES[name].attend(terms, value, simple, 0.0)
+        terms.materialize_weights()
+    return ROUTES[name].attention(terms, value, simple, 0.0)

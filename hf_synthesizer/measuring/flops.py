@@ -21,7 +21,7 @@ def count_flops(module: nn.Module, *inputs: Any, **kwargs: Any) -> int:
     known: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
     if torch.backends.mkldnn.is_available():
         known[torch.ops.mkldnn._linear_pointwise] = _linear_flops
-    with torch.no_grad(), native.left_out(), FlopCounterMode(display=False, custom_mapping=known) as counter:
+    with torch.no_grad(), native.without_kernels(), FlopCounterMode(display=False, custom_mapping=known) as counter:
         module(*inputs, **kwargs)
     return counter.get_total_flops()
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from hf_synthesizer import SynthesizerAttention
-from hf_synthesizer.attend import attend, blocks, choose_route, native, reference, sdpa, static, tiled
+from hf_synthesizer.attend import ROUTES, Route, attend, choose_route, native, reference, static, tile_inputs, tiled
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.device import matmul
 from hf_synthesizer.logits.forms import KeyBias, LowRank, Static, Sum
@@ -25,10 +25,10 @@ from tests.helpers.problems import Posed, leaves, make_form, make_logits, make_m
 def test_fast_routes_equal_the_reference(problem) -> None:
     posed = Posed.of(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "ROWS", problem["rows"])
-        patch.setattr(static, "_ROWS", problem["rows"])
-        patch.setattr(blocks, "TILE", problem["tile"])
-        for route in (static, native, tiled, sdpa):
+        patch.setattr(tile_inputs, "ROWS", problem["rows"])
+        patch.setattr(static, "ROWS", problem["rows"])
+        patch.setattr(tile_inputs, "TILE_LOGITS", problem["tile"])
+        for route in ("static", "native", "tiled", "sdpa"):
             posed.check(route)
 
 
@@ -38,19 +38,26 @@ def test_fast_routes_equal_the_reference(problem) -> None:
 )
 def test_gradcheck_in_float64(names: list[str], mask: str) -> None:
     shape = (2, 2, 4, 5)
-    logits, made = make_logits(names, True, *shape, dtype=torch.float64), make_mask(mask, *shape, torch.float64)
+    logits, attention_mask = (
+        make_logits(names, True, *shape, dtype=torch.float64),
+        make_mask(mask, *shape, torch.float64),
+    )
     value = torch.randn(2, 2, 5, 3, dtype=torch.float64, requires_grad=True)
-    inputs = tuple(leaves(logits, made, value))
-    for route in (static, tiled):
-        if route.serves(Terms.of(logits, made), value, made, 0.0):
-            assert torch.autograd.gradcheck(lambda *_: route.attend(Terms.of(logits, made), value, made), inputs)  # noqa: B023
+    inputs = tuple(leaves(logits, attention_mask, value))
+    for route in (ROUTES["static"], ROUTES["tiled"]):
+        if route.serves(Terms.of(logits, attention_mask), value, attention_mask, 0.0):
+
+            def output(*_: torch.Tensor, route: Route = route) -> torch.Tensor:
+                return route.attention(Terms.of(logits, attention_mask), value, attention_mask)
+
+            assert torch.autograd.gradcheck(output, inputs)
 
 
 def test_dropout_of_the_tiled_route_is_the_same_in_forward_and_backward() -> None:
     """The output is linear in the values, so its gradient shows the very weights that the forward used."""
     logits = LowRank(torch.randn(2, 3, 6, 4), torch.randn(1, 3, 7, 4))
     value = torch.randn(2, 3, 7, 5, dtype=torch.float32, requires_grad=True)
-    output = tiled.attend(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
+    output = tiled.tiled_attention(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
     upstream = torch.randn_like(output)
     (grad,) = torch.autograd.grad(output, value, upstream)
     torch.testing.assert_close((grad * value).sum(), (output * upstream).sum())
@@ -96,8 +103,10 @@ def test_the_rules_by_which_a_route_is_chosen_without_native_kernels(
 ) -> None:
     monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
     shape = (2, 2, length, length)
-    logits, made = make_form(form, *shape, torch.float32), make_mask(mask, *shape, torch.float32)
-    assert choose_route(Terms.of(logits, made), torch.randn(2, 2, length, 4), made, dropout) == route
+    logits, attention_mask = make_form(form, *shape, torch.float32), make_mask(mask, *shape, torch.float32)
+    assert (
+        choose_route(Terms.of(logits, attention_mask), torch.randn(2, 2, length, 4), attention_mask, dropout) == route
+    )
 
 
 def test_training_leaves_tables_to_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +119,7 @@ def test_training_leaves_tables_to_the_native_kernels(monkeypatch: pytest.Monkey
     monkeypatch.setattr(static, "FEW_TOKENS", 16)
     with monkeypatch.context() as patch:
         patch.setattr(native, "serves", lambda *_: True)
+        patch.setitem(ROUTES, "native", ROUTES["native"]._replace(serves=lambda *_: True))
         assert [route(rows) for rows in (2, 3)] == ["native", "native"]
         assert [route(rows, torch.bfloat16) for rows in (2, 3)] == ["native", "static"]
         assert route(3, torch.bfloat16, "static_product") == "native"
@@ -130,13 +140,13 @@ def test_low_rank_forms_take_the_stock_kernel_where_its_library_is_fast(monkeypa
         assert choose_route(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.0) == route
     with monkeypatch.context() as patch:
         patch.setattr(Terms, "joined_bias", None)  # whoever asked for a bias of the size of a mask would call it
-        found = attend(logits, value)[0]
-    wanted = reference.attend(logits, value, AttentionMask())[0]
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        actual = attend(logits, value)[0]
+    reference_output = reference.reference_attention(logits, value, AttentionMask())[0]
+    torch.testing.assert_close(actual, reference_output, rtol=1e-5, atol=1e-5)
     inputs = leaves(logits)
     for grad, expected in zip(
-        torch.autograd.grad(found.square().sum(), inputs),
-        torch.autograd.grad(wanted.square().sum(), inputs),
+        torch.autograd.grad(actual.square().sum(), inputs),
+        torch.autograd.grad(reference_output.square().sum(), inputs),
         strict=True,
     ):
         torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-4)
@@ -163,7 +173,9 @@ def test_a_table_or_salience_of_great_range_takes_the_stable_route(monkeypatch: 
         mask = AttentionMask(keep)
         with torch.no_grad():
             assert choose_route(Terms.of(logits, mask), value, mask, 0.0) == "tiled"
-            torch.testing.assert_close(attend(logits, value, mask)[0], reference.attend(logits, value, mask)[0])
+            torch.testing.assert_close(
+                attend(logits, value, mask)[0], reference.reference_attention(logits, value, mask)[0]
+            )
 
 
 def test_the_debug_log_tells_the_route(caplog: pytest.LogCaptureFixture) -> None:
@@ -176,16 +188,16 @@ def test_the_debug_log_tells_the_route(caplog: pytest.LogCaptureFixture) -> None
 def test_masks_are_taken_apart_once() -> None:
     keys = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()[:, None, None, :]
     square = keys.expand(2, 1, 4, 4).contiguous()
-    made = AttentionMask.from_tensor(square).simplified()
-    assert torch.equal(made.keep, keys) and made.causal_offset is None
+    mask = AttentionMask.from_tensor(square).simplified()
+    assert torch.equal(mask.keep, keys) and mask.causal_offset is None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AttentionMask, "_answer", None)  # whoever asks again would call it
         assert torch.equal(AttentionMask.from_tensor(square).simplified().keep, keys)
     square[0, ..., -1] = False
     assert not AttentionMask.from_tensor(square).simplified().keep[0, ..., -1].any()
     triangle = torch.ones(2, 1, 3, 5).tril(2).bool()
-    made = AttentionMask.from_tensor(triangle).simplified()
-    assert made.keep is None and made.causal_offset == 2
+    mask = AttentionMask.from_tensor(triangle).simplified()
+    assert mask.keep is None and mask.causal_offset == 2
     scattered = torch.tensor([[1, 0], [0, 1]]).bool()[None, None]
     assert AttentionMask.from_tensor(scattered).simplified().keep is scattered
 
@@ -196,8 +208,8 @@ def test_masks_of_inference_mode_are_taken_apart_each_time() -> None:
         square = torch.ones(2, 1, 4, 4, dtype=torch.bool)
         square[1, ..., -1] = False
         for _ in range(2):
-            made = AttentionMask.from_tensor(square).simplified()
-            assert torch.equal(made.keep, square[:, :, :1])
+            mask = AttentionMask.from_tensor(square).simplified()
+            assert torch.equal(mask.keep, square[:, :, :1])
             square[0, ..., -1] = False
 
 
@@ -238,14 +250,14 @@ def test_projections_equal_the_module(bias: bool, needs: tuple[bool, bool]) -> N
     module = torch.nn.Linear(192, 160, bias=bias)
     tensor = torch.randn(3, 40, 192)[:, 1:].transpose(0, 1).requires_grad_(needs[0])  # (39, 3, 192), not contiguous
     module.weight.requires_grad_(needs[1])
-    made, expected = matmul.linear(module, tensor), module(tensor)
-    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+    output, expected = matmul.linear(module, tensor), module(tensor)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
     if matmul._LINEAR is not None:
-        assert "Projection" in str(made.grad_fn)
+        assert "Projection" in str(output.grad_fn)
     leaves = [leaf for leaf in (tensor, *module.parameters()) if leaf.requires_grad]
-    upstream = torch.randn_like(made)
+    upstream = torch.randn_like(output)
     for one, other in zip(
-        torch.autograd.grad(made, leaves, upstream), torch.autograd.grad(expected, leaves, upstream), strict=True
+        torch.autograd.grad(output, leaves, upstream), torch.autograd.grad(expected, leaves, upstream), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 

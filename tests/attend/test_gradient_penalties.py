@@ -8,7 +8,7 @@ from torch import nn
 
 import hf_synthesizer.attend as attention
 from hf_synthesizer import patch_model
-from hf_synthesizer.attend import reference, static, tiled
+from hf_synthesizer.attend import ROUTES, reference, tiled
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.device import matmul
 from tests.helpers.models import CHOOSING, VARIANTS, build, mask, randomize
@@ -24,11 +24,11 @@ FORMS = (
 )
 
 
-def penalty(output: torch.Tensor, wanted: list[torch.Tensor]) -> list[torch.Tensor]:
+def penalty(output: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The gradients of a gradient penalty."""
-    first = torch.autograd.grad(output.square().sum(), wanted, create_graph=True)
+    first = torch.autograd.grad(output.square().sum(), inputs, create_graph=True)
     total = sum(gradient.square().sum() for gradient in first)
-    return [*first, *torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)]
+    return [*first, *torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)]
 
 
 @pytest.mark.parametrize("hidden", ["none", "causal", "right", "scattered", "position"])
@@ -37,27 +37,29 @@ def test_the_tiled_and_the_static_route_equal_the_reference(names: list[str], hi
     torch.manual_seed(0)
     logits = make_logits(names, True, 2, 3, 5, 5, dtype=torch.float64)
     value = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
-    kept = make_mask(hidden, 2, 3, 5, 5, torch.float64)
-    wanted = [value, *leaves(logits)]
-    expected = penalty(reference.attend(logits, value, kept)[0], wanted)
-    for route in (static, tiled):
-        terms = Terms.of(logits, kept)
-        if route is static and not static.serves(terms, value, kept, 0.0):
+    attention_mask = make_mask(hidden, 2, 3, 5, 5, torch.float64)
+    inputs = [value, *leaves(logits)]
+    expected = penalty(reference.reference_attention(logits, value, attention_mask)[0], inputs)
+    for name in ("static", "tiled"):
+        terms, route = Terms.of(logits, attention_mask), ROUTES[name]
+        if name == "static" and not route.serves(terms, value, attention_mask, 0.0):
             continue
-        for found, gradient in zip(penalty(route.attend(terms, value, kept), wanted), expected, strict=True):
-            torch.testing.assert_close(found, gradient, rtol=1e-8, atol=1e-8)
+        for actual, gradient in zip(
+            penalty(route.attention(terms, value, attention_mask), inputs), expected, strict=True
+        ):
+            torch.testing.assert_close(actual, gradient, rtol=1e-8, atol=1e-8)
 
 
 def test_dropout_is_the_same_in_the_gradient_of_a_gradient() -> None:
     torch.manual_seed(0)
     logits = make_logits(["low_rank"], False, 2, 3, 5, 5, dtype=torch.float64)
     value = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
-    kept = make_mask("right", 2, 3, 5, 5, torch.float64)
-    output = tiled.attend(Terms.of(logits, kept), value, kept, 0.4)
+    attention_mask = make_mask("right", 2, 3, 5, 5, torch.float64)
+    output = tiled.tiled_attention(Terms.of(logits, attention_mask), value, attention_mask, 0.4)
     plain = torch.autograd.grad(output.sum(), [value, logits.query], retain_graph=True)
     recorded = torch.autograd.grad(output.sum(), [value, logits.query], create_graph=True)
-    for found, expected in zip(recorded, plain, strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(recorded, plain, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -65,17 +67,17 @@ def test_projections(bias: bool) -> None:
     torch.manual_seed(0)
     module, x = nn.Linear(192, 160, bias=bias), torch.randn(3, 40, 192, requires_grad=True)
     assert matmul._worth_it(x, 160) == (matmul._LINEAR is not None)
-    wanted = [x, *module.parameters()]
-    for found, expected in zip(
-        penalty(matmul.linear(module, x).tanh(), wanted), penalty(module(x).tanh(), wanted), strict=True
+    inputs = [x, *module.parameters()]
+    for actual, expected in zip(
+        penalty(matmul.linear(module, x).tanh(), inputs), penalty(module(x).tanh(), inputs), strict=True
     ):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("variant", [None, *VARIANTS, *CHOOSING])
 def test_a_gradient_penalty_on_a_model(variant: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under eager, as stock: torch's kernel behind sdpa has no second derivative."""
-    for module, name in ((matmul, "_SMALL"), (attention, "FEW"), (attention, "FEW_TILED")):
+    for module, name in ((matmul, "_SMALL"), (attention, "FEW_LOGITS"), (attention, "FEW_TILED_LOGITS")):
         monkeypatch.setattr(module, name, 0)  # the way of larger models
     model = build("BertModel") if variant is None else patch_model(build("BertModel"), variant)
     model.set_attn_implementation("eager")
@@ -91,12 +93,12 @@ def test_a_gradient_penalty_on_a_model(variant: str | None, monkeypatch: pytest.
 def test_a_gradient_penalty_is_the_same_by_every_route(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = randomize(patch_model(build("BertModel"), variant), std=0.2)
     embedded = torch.randn(2, 20, 24, requires_grad=True)
-    found = []
+    actual = []
     for backend in ("eager", "sdpa"):
-        for module, name in ((matmul, "_SMALL"), (attention, "FEW"), (attention, "FEW_TILED")):
+        for module, name in ((matmul, "_SMALL"), (attention, "FEW_LOGITS"), (attention, "FEW_TILED_LOGITS")):
             monkeypatch.setattr(module, name, 0)
         model.set_attn_implementation(backend)
         output = model(inputs_embeds=embedded, attention_mask=mask(2, 20, "right")).last_hidden_state
-        found.append(penalty(output, [embedded]))
-    for one, other in zip(*found, strict=True):
+        actual.append(penalty(output, [embedded]))
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

@@ -77,14 +77,14 @@ def everything(
     return Sum(parts), inputs
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
-    scale = max(1.0, float(wanted.detach().abs().max()))
-    torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance * scale)
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    scale = max(1.0, float(expected.detach().abs().max()))
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance * scale)
 
 
 @compiled
 def test_the_kernels_are_built_where_there_is_a_compiler() -> None:
-    assert native.reason() is None and build.library() is not None
+    assert native.unavailable_reason() is None and build.library() is not None
 
 
 @compiled
@@ -98,21 +98,25 @@ def test_a_sum_of_everything_equals_the_reference(dtype: torch.dtype, shape: tup
     logits, inputs = everything(*shape, dtype)
     value = tensor(batch, keys, heads, 20, dtype=dtype)
     inputs.append(value)
-    made = make_mask(mask, batch, queries, keys)
-    terms = Terms.of(logits, made)
-    assert native.serves(terms, value.transpose(1, 2), made, 0.0)
-    found = native.attend(terms, value.transpose(1, 2), made)
+    attention_mask = make_mask(mask, batch, queries, keys)
+    terms = Terms.of(logits, attention_mask)
+    assert native.serves(terms, value.transpose(1, 2), attention_mask, 0.0)
+    actual = native.native_attention(terms, value.transpose(1, 2), attention_mask)
     # The reference in float32, of the very same numbers: in bfloat16 it would round what the kernels do not.
     exact = [x.detach().float().requires_grad_() for x in inputs]
-    wanted_logits = rebuilt(logits, dict(zip(map(id, inputs), exact, strict=True)), inputs)
-    wanted = reference.attend(wanted_logits, exact[-1].transpose(1, 2), made)[0]
-    close(found, wanted, TOLERANCE[dtype])
-    upstream = torch.randn_like(wanted)
-    grads = torch.autograd.grad(found, inputs, upstream.to(dtype))
-    for grad, expected in zip(grads, torch.autograd.grad(wanted, exact, upstream), strict=True):
+    exact_logits = rebuilt(logits, dict(zip(map(id, inputs), exact, strict=True)), inputs)
+    reference_output = reference.reference_attention(exact_logits, exact[-1].transpose(1, 2), attention_mask)[0]
+    close(actual, reference_output, TOLERANCE[dtype])
+    upstream = torch.randn_like(reference_output)
+    grads = torch.autograd.grad(actual, inputs, upstream.to(dtype))
+    for grad, expected in zip(grads, torch.autograd.grad(reference_output, exact, upstream), strict=True):
         close(grad, expected, 10 * TOLERANCE[torch.float32] if dtype == torch.float32 else TOLERANCE[dtype])
     with torch.no_grad():
-        close(native.attend(Terms.of(logits, made), value.transpose(1, 2), made), wanted, TOLERANCE[dtype])
+        close(
+            native.native_attention(Terms.of(logits, attention_mask), value.transpose(1, 2), attention_mask),
+            reference_output,
+            TOLERANCE[dtype],
+        )
 
 
 @compiled
@@ -126,16 +130,16 @@ def test_what_no_query_sees_has_zeros_in_the_gradient_of_a_table(batch: int, dty
     upstream = torch.randn_like(value)
     torch.use_deterministic_algorithms(True)  # new memory is full of NaN
     try:
-        found = native.attend(Terms.of(Static(table), mask), value, mask)
-        made = torch.autograd.grad(found, (table, value), upstream)
+        actual = native.native_attention(Terms.of(Static(table), mask), value, mask)
+        gradients = torch.autograd.grad(actual, (table, value), upstream)
     finally:
         torch.use_deterministic_algorithms(False)
     exact = [x.detach().float().requires_grad_() for x in (table, value)]
-    wanted = reference.attend(Static(exact[0]), exact[1], mask)[0]
-    for grad, expected in zip(made, torch.autograd.grad(wanted, exact, upstream.float()), strict=True):
+    reference_output = reference.reference_attention(Static(exact[0]), exact[1], mask)[0]
+    for grad, expected in zip(gradients, torch.autograd.grad(reference_output, exact, upstream.float()), strict=True):
         assert grad.dtype == dtype
         close(grad, expected, 10 * TOLERANCE[torch.float32] if dtype == torch.float32 else TOLERANCE[dtype])
-    assert not made[0].triu(1).any()
+    assert not gradients[0].triu(1).any()
 
 
 def rebuilt(logits: Logits, exact: dict[int, torch.Tensor], inputs: list[torch.Tensor]) -> Logits:
@@ -161,20 +165,23 @@ def rebuilt(logits: Logits, exact: dict[int, torch.Tensor], inputs: list[torch.T
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
 def test_every_variant_equals_the_reference(variant: str, dtype: torch.dtype, mask: str) -> None:
     synthesizer = build_synthesizer(SynthesizerConfig(variant), 32, 4, 40)
-    made = make_mask(mask, 3, 33, 33)
+    attention_mask = make_mask(mask, 3, 33, 33)
     hidden_states, value = torch.randn(3, 33, 32), torch.randn(3, 4, 33, 8).to(dtype)
     if mask == "causal" and synthesizer.whole_sequence:
-        mask, made = "none", AttentionMask()
+        mask, attention_mask = "none", AttentionMask()
     synthesizer.set_causal(mask == "causal")
     synthesizer = synthesizer.to(dtype)
     logits = synthesizer(hidden_states.to(dtype))
-    found, wanted = attend(logits, value, made)[0], reference.attend(logits, value, made)[0]
-    close(found, wanted, TOLERANCE[dtype])
+    actual, reference_output = (
+        attend(logits, value, attention_mask)[0],
+        reference.reference_attention(logits, value, attention_mask)[0],
+    )
+    close(actual, reference_output, TOLERANCE[dtype])
     parameters = [p for p in synthesizer.parameters() if p.requires_grad]
-    if parameters and wanted.requires_grad:
+    if parameters and reference_output.requires_grad:
         both = [
             torch.autograd.grad(out.float().square().sum(), parameters, retain_graph=True, allow_unused=True)
-            for out in (found, wanted)
+            for out in (actual, reference_output)
         ]
         for grad, expected in zip(*both, strict=True):
             if expected is not None and grad is not None:
@@ -189,16 +196,18 @@ def test_dropout_is_the_reference_given_the_same_randomness(shape: tuple[int, ..
     logits, inputs = everything(*shape, dtype)
     value = tensor(batch, heads, keys, 12, dtype=dtype)
     inputs.append(value)
-    made = make_mask("padding", batch, queries, keys)
-    plan, tensors = operands.Plan.of(Terms.of(logits, made), value, made, 0.3, True)
-    found = autograd.attend(plan, tensors)
-    weights = reference.attend(logits, value, made)[1].float() * autograd.drawn(plan, tensors)
-    wanted = weights @ value.float()
+    mask = make_mask("padding", batch, queries, keys)
+    kernel_inputs, tensors = operands.KernelInputs.of(Terms.of(logits, mask), value, mask, 0.3, True)
+    actual = autograd.attention_by_kernels(kernel_inputs, tensors)
+    weights = reference.reference_attention(logits, value, mask)[1].float() * autograd.dropout_factors(
+        kernel_inputs, tensors
+    )
+    reference_output = weights @ value.float()
     loose = TOLERANCE[dtype] * 3
-    close(found, wanted, loose)
-    upstream = torch.randn_like(wanted)
-    grads = torch.autograd.grad(found, inputs, upstream.to(dtype))
-    for grad, expected in zip(grads, torch.autograd.grad(wanted, inputs, upstream), strict=True):
+    close(actual, reference_output, loose)
+    upstream = torch.randn_like(reference_output)
+    grads = torch.autograd.grad(actual, inputs, upstream.to(dtype))
+    for grad, expected in zip(grads, torch.autograd.grad(reference_output, inputs, upstream), strict=True):
         close(grad, expected, loose * 2)
 
 
@@ -207,8 +216,8 @@ def test_dropout_drops_as_often_as_asked_and_nothing_twice_alike() -> None:
     value = torch.randn(2, 3, 400, 8)
     terms = Terms.of(Static(torch.zeros(3, 300, 400)), AttentionMask())
     torch.manual_seed(1)
-    plan, tensors = operands.Plan.of(terms, value, AttentionMask(), 0.25, False)
-    drawn = autograd.drawn(plan, tensors)
+    kernel_inputs, tensors = operands.KernelInputs.of(terms, value, AttentionMask(), 0.25, False)
+    drawn = autograd.dropout_factors(kernel_inputs, tensors)
     kept = drawn > 0
     torch.testing.assert_close(drawn[kept], torch.full_like(drawn[kept], 1 / 0.75))
     spread = (0.25 * 0.75) ** 0.5
@@ -221,10 +230,10 @@ def test_dropout_drops_as_often_as_asked_and_nothing_twice_alike() -> None:
     columns = kept.float().flatten(0, 2).t() - 0.75
     correlation = columns @ columns.t() / columns.square().sum(1)
     assert correlation.fill_diagonal_(0).abs().max() < 6 / 1800**0.5
-    again = operands.Plan.of(terms, value, AttentionMask(), 0.25, False)[0]
-    assert again.seed != plan.seed
+    again = operands.KernelInputs.of(terms, value, AttentionMask(), 0.25, False)[0]
+    assert again.seed != kernel_inputs.seed
     torch.manual_seed(1)
-    assert operands.Plan.of(terms, value, AttentionMask(), 0.25, False)[0].seed == plan.seed
+    assert operands.KernelInputs.of(terms, value, AttentionMask(), 0.25, False)[0].seed == kernel_inputs.seed
 
 
 @compiled
@@ -232,14 +241,14 @@ def test_a_gradient_of_the_gradient_is_that_of_the_reference() -> None:
     logits, inputs = everything(2, 2, 9, 12, torch.float32)
     value = tensor(2, 2, 12, 5)
     inputs.append(value)
-    found = []
+    actual = []
     for out in (
-        native.attend(Terms.of(logits, AttentionMask()), value, AttentionMask()),
-        reference.attend(logits, value, AttentionMask())[0],
+        native.native_attention(Terms.of(logits, AttentionMask()), value, AttentionMask()),
+        reference.reference_attention(logits, value, AttentionMask())[0],
     ):
         first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
-    for grad, expected in zip(*found, strict=True):
+        actual.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+    for grad, expected in zip(*actual, strict=True):
         close(grad, expected, 1e-3)
 
 
@@ -249,20 +258,20 @@ def test_the_same_call_gives_the_same_bits() -> None:
     value = tensor(2, 3, 600, 16)
     runs = []
     for _ in range(2):
-        out = native.attend(Terms.of(logits, AttentionMask()), value, AttentionMask())
+        out = native.native_attention(Terms.of(logits, AttentionMask()), value, AttentionMask())
         runs.append([out, *torch.autograd.grad(out.sum(), [value, *inputs])])
     assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
 
 
 @compiled
 def test_bfloat16_without_products_of_its_own_takes_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = build.library()
-    assert found is not None
-    monkeypatch.setattr(build, "_made", lambda: (found._replace(bfloat16=False), None))
+    kernels = build.library()
+    assert kernels is not None
+    monkeypatch.setattr(build, "_load_library", lambda: (kernels._replace(bfloat16=False), None))
     logits, _ = everything(2, 2, 30, 30, torch.bfloat16)
     value = torch.randn(2, 2, 30, 8, dtype=torch.bfloat16)
     with torch.no_grad():
-        close(attend(logits, value)[0], reference.attend(logits, value, AttentionMask())[0], 3e-2)
+        close(attend(logits, value)[0], reference.reference_attention(logits, value, AttentionMask())[0], 3e-2)
 
 
 @compiled
@@ -284,7 +293,7 @@ def test_the_structures_are_those_of_the_source() -> None:
     """A field that one side lacks would shift all behind it."""
     library = build.library()
     assert library is not None
-    assert library.functions.hf_size() == ctypes.sizeof(operands.Problem)
+    assert library.functions.hf_size() == ctypes.sizeof(operands.KernelArguments)
 
 
 SCRIPT = """
@@ -296,7 +305,7 @@ x = torch.randn(2, 40, 16)
 fast, exact = layer(x, need_weights=False)[0], layer(x)[0]
 assert (fast - exact).abs().max() < 1e-5, (fast - exact).abs().max()
 fast.sum().backward()
-print(native.reason())
+print(native.unavailable_reason())
 """
 
 
@@ -333,7 +342,7 @@ def test_the_kernels_can_be_held_down_to_avx2_and_are_kept_in_the_cache(tmp_path
 
 def test_the_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
-    assert build.library() is None and "HF_SYNTHESIZER_NATIVE=0" in str(native.reason())
+    assert build.library() is None and "HF_SYNTHESIZER_NATIVE=0" in str(native.unavailable_reason())
     terms = Terms.of(Tiled(torch.randn(2, 2, 80, 8), torch.randn(2, 2, 80, 10), 80), AttentionMask())
     assert choose_route(terms, torch.randn(2, 2, 80, 4), AttentionMask(), 0.0) == "tiled"
 
@@ -348,11 +357,13 @@ def test_the_doctor_says_why_there_are_no_kernels(monkeypatch: pytest.MonkeyPatc
 def test_a_log_says_that_there_are_no_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "_built", lambda capability: (_ for _ in ()).throw(build.Unavailable("nothing builds")))
+    monkeypatch.setattr(
+        build, "_load_or_build", lambda capability: (_ for _ in ()).throw(build.Unavailable("nothing builds"))
+    )
     caplog.set_level(logging.INFO, logger="hf_synthesizer.attend.native.build")
-    build._made.cache_clear()
+    build._load_library.cache_clear()
     try:
         assert build.library() is None
         assert "without its native kernels: nothing builds" in caplog.text or "for x86-64" in caplog.text
     finally:
-        build._made.cache_clear()
+        build._load_library.cache_clear()

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hf_synthesizer.attend import attend, native, reference
-from hf_synthesizer.attend.native import build, kept
+from hf_synthesizer.attend.native import build, library_cache
 from hf_synthesizer.logits.forms import Tiled
 from hf_synthesizer.logits.masks import AttentionMask
 
@@ -28,9 +28,9 @@ NAME = "avx2-0123456789abcdef.so"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder, and a process that has not asked for the kernels yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    build._made.cache_clear()
+    build._load_library.cache_clear()
     yield tmp_path / "hf_synthesizer" / "native"
-    build._made.cache_clear()
+    build._load_library.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        build._made.cache_clear()
-        assert build.library() is not None, build.reason()
-        build._made.cache_clear()
+        build._load_library.cache_clear()
+        assert build.library() is not None, build.unavailable_reason()
+        build._load_library.cache_clear()
     (file,) = (folder / "hf_synthesizer" / "native").iterdir()
     return file
 
 
 def put(content: bytes, name: str = NAME) -> Path:
-    with kept.place(name) as (file, place):
+    with library_cache.reserve(name) as (file, place):
         place(content)
     return file
 
@@ -61,15 +61,17 @@ def require_other_routes() -> None:
     logits = Tiled(torch.randn(2, 2, 80, 8), torch.randn(2, 2, 80, 10), 80)
     value = torch.randn(2, 2, 80, 4)
     assert build.library() is None
-    torch.testing.assert_close(attend(logits, value)[0], reference.attend(logits, value, AttentionMask())[0])
+    torch.testing.assert_close(
+        attend(logits, value)[0], reference.reference_attention(logits, value, AttentionMask())[0]
+    )
 
 
 def test_what_was_kept_is_found_again(cache: Path) -> None:
-    assert kept.load(NAME, str) is None
+    assert library_cache.load_library(NAME, str) is None
     file = put(b"library")
     assert file.parent == cache and [*cache.iterdir()] == [file]
-    found = kept.load(NAME, lambda path: Path(path).read_bytes())
-    assert found is not None and found.startswith(b"library")
+    actual = library_cache.load_library(NAME, lambda path: Path(path).read_bytes())
+    assert actual is not None and actual.startswith(b"library")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "flipped", "flipped digest", "longer"])
@@ -86,13 +88,13 @@ def test_a_damaged_file_is_not_loaded(damage: str, cache: Path, caplog: pytest.L
     else:
         content[100 if damage == "flipped" else -1] ^= 1
     file.write_bytes(content)
-    assert kept.load(NAME, str) is None
+    assert library_cache.load_library(NAME, str) is None
     assert caplog.text.count("is damaged; it is built anew") == 1
 
 
 def test_a_file_under_another_instruction_sets_name_is_not_loaded(cache: Path) -> None:
     other = put(b"library").rename(cache / "avx512-0123456789abcdef.so")
-    assert kept.load(other.name, str) is None
+    assert library_cache.load_library(other.name, str) is None
 
 
 def test_a_file_that_others_may_write_to_is_not_loaded(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,10 +103,10 @@ def test_a_file_that_others_may_write_to_is_not_loaded(cache: Path, caplog: pyte
     for mode in (0o666, 0o620, 0o602):
         file.chmod(mode)
         caplog.clear()
-        assert kept.load(NAME, str) is None
+        assert library_cache.load_library(NAME, str) is None
         assert "others may write to it" in caplog.text
     file.chmod(0o600)
-    assert kept.load(NAME, str) is not None
+    assert library_cache.load_library(NAME, str) is not None
 
 
 def test_a_file_of_another_owner_is_not_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,33 +114,35 @@ def test_a_file_of_another_owner_is_not_loaded(cache: Path, monkeypatch: pytest.
     looked = os.fstat
 
     def foreign(descriptor: int) -> os.stat_result:
-        found = [*looked(descriptor)]
-        found[4] += 1  # its owner
-        return os.stat_result(found)
+        status = [*looked(descriptor)]
+        status[4] += 1  # its owner
+        return os.stat_result(status)
 
-    monkeypatch.setattr(kept.os, "fstat", foreign)
-    assert kept.load(NAME, lambda path: pytest.fail("it was loaded")) is None
+    monkeypatch.setattr(library_cache.os, "fstat", foreign)
+    assert library_cache.load_library(NAME, lambda path: pytest.fail("it was loaded")) is None
 
 
 def test_a_link_to_a_library_is_not_loaded(cache: Path) -> None:
     file = put(b"library")
     moved = file.rename(cache / "elsewhere")
     file.symlink_to(moved)
-    assert kept.load(NAME, str) is None
+    assert library_cache.load_library(NAME, str) is None
 
 
 def test_a_shared_folder_of_another_owner_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(b"library")
     user = os.geteuid()
-    monkeypatch.setattr(kept.os, "geteuid", lambda: user + 1)
-    assert "belongs to another user" in str(native.reason()) and "XDG_CACHE_HOME" in str(native.reason())
+    monkeypatch.setattr(library_cache.os, "geteuid", lambda: user + 1)
+    assert "belongs to another user" in str(native.unavailable_reason()) and "XDG_CACHE_HOME" in str(
+        native.unavailable_reason()
+    )
     require_other_routes()
 
 
 def test_a_folder_that_others_may_write_to_is_taken_for_this_user_alone(cache: Path) -> None:
     put(b"library")
     cache.chmod(0o777)
-    assert kept.load(NAME, str) is not None
+    assert library_cache.load_library(NAME, str) is not None
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
@@ -152,7 +156,7 @@ def test_a_cache_is_this_users_alone_whatever_the_umask_is(cache: Path) -> None:
 
 
 def test_a_build_that_breaks_off_leaves_nothing(cache: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), kept.place(NAME):
+    with pytest.raises(KeyboardInterrupt), library_cache.reserve(NAME):
         raise KeyboardInterrupt
     assert not [*cache.iterdir()]
 
@@ -162,7 +166,7 @@ def test_what_killed_builds_left_is_removed_by_a_later_one(cache: Path) -> None:
     left, fresh = (file.with_name(f"{NAME}.{end}") for end in ("old", "new"))
     for each in (left, fresh):
         each.touch()
-    os.utime(left, (time.time() - 2 * kept.HOUR,) * 2)
+    os.utime(left, (time.time() - 2 * library_cache.HOUR_IN_SECONDS,) * 2)
     put(b"library")
     assert not left.exists() and fresh.exists()
 
@@ -184,9 +188,9 @@ def test_a_truncated_library_without_a_compiler_ends_no_process(
     cache.mkdir(parents=True, mode=0o700)
     copy = Path(shutil.copy(whole, cache))
     assert build.library() is not None  # as it is
-    build._made.cache_clear()
+    build._load_library.cache_clear()
     copy.write_bytes(whole.read_bytes()[:5000])
-    assert "compiler" in str(native.reason())
+    assert "compiler" in str(native.unavailable_reason())
     require_other_routes()
 
 
@@ -215,7 +219,7 @@ def test_a_compiler_that_does_not_do_its_work_is_one_line_of_the_log(
     caplog.set_level(logging.INFO, logger="hf_synthesizer")
     require_other_routes()
     require_other_routes()
-    assert reason in str(native.reason())
+    assert reason in str(native.unavailable_reason())
     assert caplog.text.count("runs without its native kernels") == 1
     assert not [*cache.iterdir()]
 
@@ -226,7 +230,7 @@ def test_a_library_without_our_symbols_is_left_out_and_not_kept(cache: Path, mon
     source.write_text('extern "C" int hf_size() { return 0; }\n')
     command = f'exec {os.environ.get("CXX") or "g++"} -shared -fPIC "{source}" -o "$last"'
     monkeypatch.setenv("CXX", fake_compiler(cache.parents[1], command))
-    assert "lacks hf_bind, hf_probe, hf_forward" in str(native.reason())
+    assert "lacks hf_bind, hf_probe, hf_forward" in str(native.unavailable_reason())
     require_other_routes()
     assert not [*cache.iterdir()]
 
@@ -243,10 +247,12 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_and_builds_nothing(
         assert dir == cache
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(kept.tempfile, "mkstemp", refused)
-    monkeypatch.setattr(build, "_run", lambda command: pytest.fail("it was built"))
+    monkeypatch.setattr(library_cache.tempfile, "mkstemp", refused)
+    monkeypatch.setattr(build, "_run_compiler", lambda command: pytest.fail("it was built"))
     monkeypatch.setenv("CXX", "g++")
-    assert "cannot be kept" in str(native.reason()) and "XDG_CACHE_HOME" in str(native.reason())
+    assert "cannot be kept" in str(native.unavailable_reason()) and "XDG_CACHE_HOME" in str(
+        native.unavailable_reason()
+    )
     require_other_routes()
     assert not [*temporary.iterdir()]
 
@@ -257,12 +263,12 @@ def test_a_cache_folder_that_cannot_be_made_is_one_line_of_the_log(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     caplog.set_level(logging.INFO, logger="hf_synthesizer")
-    build._made.cache_clear()
+    build._load_library.cache_clear()
     try:
         require_other_routes()
         assert "cannot be kept" in caplog.text
     finally:
-        build._made.cache_clear()
+        build._load_library.cache_clear()
 
 
 def test_a_relative_cache_folder_is_not_looked_for_where_the_process_runs(
@@ -270,7 +276,7 @@ def test_a_relative_cache_folder_is_not_looked_for_where_the_process_runs(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert kept.folder() == tmp_path / ".cache" / "hf_synthesizer" / "native"
+    assert library_cache.cache_folder() == tmp_path / ".cache" / "hf_synthesizer" / "native"
 
 
 SCRIPT = """
@@ -282,7 +288,7 @@ from hf_synthesizer import SynthesizerAttention
 from hf_synthesizer.attend import native
 layer = SynthesizerAttention(16, 2, variant="factorized_dense", max_length=40)
 layer(torch.randn(2, 40, 16), need_weights=False)[0].sum().backward()
-print(native.reason())
+print(native.unavailable_reason())
 """
 
 

@@ -42,22 +42,25 @@ MASKS = {
 }
 
 
-def same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> None:
+def same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
     """Equal where they are numbers, and NaN in the same places."""
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def require_same(logits: Logits, value: torch.Tensor, mask: AttentionMask, inputs: list[torch.Tensor]) -> None:
     terms = Terms.of(logits, mask)
     assert native.serves(terms, value, mask, 0.0)
-    found, wanted = native.attend(terms, value, mask), reference.attend(logits, value, mask)[0]
-    same(found, wanted)
-    upstream = torch.randn_like(wanted)
-    grads = [torch.autograd.grad(made, inputs, upstream) for made in (found, wanted)]
+    actual, reference_output = (
+        native.native_attention(terms, value, mask),
+        reference.reference_attention(logits, value, mask)[0],
+    )
+    same(actual, reference_output)
+    upstream = torch.randn_like(reference_output)
+    grads = [torch.autograd.grad(made, inputs, upstream) for made in (actual, reference_output)]
     for grad, expected in zip(*grads, strict=True):
         same(grad, expected, 1e-3)
     with torch.no_grad():
-        same(attend(logits, value, mask)[0], wanted)  # by whatever route
+        same(attend(logits, value, mask)[0], reference_output)  # by whatever route
 
 
 @compiled
@@ -100,11 +103,14 @@ def test_an_infinite_factor_gives_nan_where_the_reference_does(form: str, number
     for tensor in (left, right):
         tensor.requires_grad_()
     terms = Terms.of(logits, AttentionMask())
-    found, wanted = native.attend(terms, value, AttentionMask()), reference.attend(logits, value, AttentionMask())[0]
-    assert wanted[1, 1, 3].isnan().all() and not wanted[0].isnan().any()
-    same(found, wanted)
-    upstream = torch.randn_like(wanted)
-    grads = [torch.autograd.grad(made, (left, right), upstream) for made in (found, wanted)]
+    actual, reference_output = (
+        native.native_attention(terms, value, AttentionMask()),
+        reference.reference_attention(logits, value, AttentionMask())[0],
+    )
+    assert reference_output[1, 1, 3].isnan().all() and not reference_output[0].isnan().any()
+    same(actual, reference_output)
+    upstream = torch.randn_like(reference_output)
+    grads = [torch.autograd.grad(made, (left, right), upstream) for made in (actual, reference_output)]
     for grad, expected in zip(*grads, strict=True):
         same(grad, expected, 1e-3)
 
@@ -118,13 +124,13 @@ def test_a_diverged_table_of_bfloat16_gives_nan_rows(row: str) -> None:
     table.requires_grad_()
     value = torch.randn(BATCH, HEADS, KEYS, 8, dtype=torch.bfloat16, requires_grad=True)
     mask = MASKS["padding"]()
-    found, wanted = (
-        native.attend(Terms.of(Static(table), mask), value, mask),
-        reference.attend(Static(table), value, mask)[0],
+    actual, reference_output = (
+        native.native_attention(Terms.of(Static(table), mask), value, mask),
+        reference.reference_attention(Static(table), value, mask)[0],
     )
-    assert torch.equal(found.isnan(), wanted.isnan()) and found.isnan().any()
-    upstream = torch.randn_like(wanted)
-    grads = [torch.autograd.grad(made, (table, value), upstream) for made in (found, wanted)]
+    assert torch.equal(actual.isnan(), reference_output.isnan()) and actual.isnan().any()
+    upstream = torch.randn_like(reference_output)
+    grads = [torch.autograd.grad(made, (table, value), upstream) for made in (actual, reference_output)]
     for grad, expected in zip(*grads, strict=True):
         assert torch.equal(grad.isnan(), expected.isnan())
 
@@ -135,9 +141,9 @@ def test_dropout_hides_no_nan() -> None:
     table[1, 3] = NAN
     table.requires_grad_()
     value, mask = torch.randn(BATCH, HEADS, KEYS, 8), MASKS["padding"]()
-    found = native.attend(Terms.of(Static(table), mask), value, mask, 0.3)
-    assert found[:, 1, 3].isnan().all() and int(found.isnan().sum()) == BATCH * 8
-    (grad,) = torch.autograd.grad(found.sum(), table)
+    actual = native.native_attention(Terms.of(Static(table), mask), value, mask, 0.3)
+    assert actual[:, 1, 3].isnan().all() and int(actual.isnan().sum()) == BATCH * 8
+    (grad,) = torch.autograd.grad(actual.sum(), table)
     assert grad[1, 3].isnan().all() and int(grad.isnan().sum()) == KEYS
 
 
@@ -147,9 +153,9 @@ def test_a_query_whose_logits_are_all_minus_infinity_gives_zeros_and_no_gradient
     table[1, 3] = -INF
     table.requires_grad_()
     value = torch.randn(BATCH, HEADS, KEYS, 8, requires_grad=True)
-    found = native.attend(Terms.of(Static(table), AttentionMask()), value, AttentionMask())
-    assert found.isfinite().all() and not found[:, 1, 3].any()
-    grads = torch.autograd.grad(found.square().sum(), (table, value))
+    actual = native.native_attention(Terms.of(Static(table), AttentionMask()), value, AttentionMask())
+    assert actual.isfinite().all() and not actual[:, 1, 3].any()
+    grads = torch.autograd.grad(actual.square().sum(), (table, value))
     assert all(grad.isfinite().all() for grad in grads) and not grads[0][1, 3].any()
 
 

@@ -56,7 +56,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.param == "native":
         yield
     else:
-        with native.left_out():
+        with native.without_kernels():
             yield
 
 
@@ -76,10 +76,10 @@ def test_a_mask_that_broadcasts_means_what_it_is_broadcast_to(
     torch.manual_seed(0)
     logits, value, mask = FORMS[form](), torch.randn(BATCH, HEADS, LENGTH, 8), made_mask(shape, kind)
     whole = AttentionMask.from_tensor(mask.expand(BATCH, HEADS, LENGTH, LENGTH).contiguous())
-    expected = reference.attend(logits, value, whole)[0]
+    expected = reference.reference_attention(logits, value, whole)[0]
     for need_weights in (False, True):
-        found = attend(logits, value, AttentionMask.from_tensor(mask), need_weights=need_weights)[0]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        actual = attend(logits, value, AttentionMask.from_tensor(mask), need_weights=need_weights)[0]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -125,20 +125,20 @@ def test_a_model_that_compares_tokens_reads_broadcast_masks_as_the_stock_one(sha
     with torch.no_grad():
         expected = model(tokens, attention_mask=mask).last_hidden_state
         patch_model(model, "dot_product", max_length=LENGTH)
-        found = model(tokens, attention_mask=mask).last_hidden_state
+        actual = model(tokens, attention_mask=mask).last_hidden_state
     seen = (mask > -1e30).expand(BATCH, HEADS, LENGTH, LENGTH).any(-1).all()  # stock gives a blind query a mean
     if seen:
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     else:
-        assert found.isfinite().all()
+        assert actual.isfinite().all()
 
 
 def test_a_mask_of_fewer_dimensions_is_one_for_all_rows() -> None:
     layer = SynthesizerAttention(16, 2, variant="random", max_length=9).eval()
     states, mask = torch.randn(3, 9, 16), torch.rand(2, 9, 9) > 0.4
     for need_weights in (False, True):
-        found = layer(states, mask, need_weights=need_weights)[0]
-        torch.testing.assert_close(found, layer(states, mask[None], need_weights=need_weights)[0])
+        actual = layer(states, mask, need_weights=need_weights)[0]
+        torch.testing.assert_close(actual, layer(states, mask[None], need_weights=need_weights)[0])
 
 
 def test_a_mask_of_whole_numbers_is_refused() -> None:
@@ -151,12 +151,14 @@ def test_one_tensor_asked_about_as_two_masks_has_two_answers() -> None:
     mask = torch.tensor([[True], [True]])[:, None, None]  # (2, 1, 1, 1)
     narrow = AttentionMask.from_tensor(mask)
     assert narrow.extents().last == (1, 1)
-    assert narrow.fitted((2, 4, 7, 7)).extents().last == (7, 7)
+    assert narrow.expanded_to((2, 4, 7, 7)).extents().last == (7, 7)
 
 
-def plan(logits: Logits, value: torch.Tensor, mask: AttentionMask | None = None) -> tuple[operands.Plan, list]:
+def kernel_inputs(
+    logits: Logits, value: torch.Tensor, mask: AttentionMask | None = None
+) -> tuple[operands.KernelInputs, list]:
     mask = AttentionMask() if mask is None else mask
-    return operands.Plan.of(Terms.of(logits, mask), value, mask, 0.0, False)
+    return operands.KernelInputs.of(Terms.of(logits, mask), value, mask, 0.0, False)
 
 
 MISFITS = {
@@ -192,16 +194,16 @@ def emptied(tensor: torch.Tensor) -> torch.Tensor:
 def test_operands_that_do_not_fit_each_other_never_reach_a_kernel(misfit: str) -> None:
     value = torch.randn(BATCH, HEADS, LENGTH, 8)
     with pytest.raises(AttentionInputError, match="Attention was given"):
-        made, tensors = plan(MISFITS[misfit](), value)
-        made.problem(tensors)
+        inputs, tensors = kernel_inputs(MISFITS[misfit](), value)
+        inputs.arguments(tensors)
 
 
 def test_a_mask_that_was_not_fitted_never_reaches_a_kernel() -> None:
-    made, tensors = plan(FORMS["table"](), torch.randn(BATCH, HEADS, LENGTH, 8))
+    inputs, tensors = kernel_inputs(FORMS["table"](), torch.randn(BATCH, HEADS, LENGTH, 8))
     for shape in ((2, 1, LENGTH, LENGTH), (BATCH, 1, LENGTH, 1), (BATCH, 1, 1, LENGTH - 1)):
-        unfit = operands.Plan(**{**vars(made), "keep": torch.ones(shape, dtype=torch.bool)})
+        unfit = operands.KernelInputs(**{**vars(inputs), "keep": torch.ones(shape, dtype=torch.bool)})
         with pytest.raises(AttentionInputError, match="Attention was given a mask"):
-            unfit.problem(tensors)
+            unfit.arguments(tensors)
 
 
 @compiled
@@ -222,10 +224,10 @@ def test_a_factor_of_one_row_has_a_gradient_of_one_row(name: str) -> None:
     )
     terms = Terms.of(logits, AttentionMask())
     assert native.serves(terms, value, AttentionMask(), 0.0)
-    found = native.attend(terms, value, AttentionMask())
-    expected = reference.attend(logits, value, AttentionMask())[0]
-    upstream = torch.randn_like(found)
-    grads = [torch.autograd.grad(made, [*factors.values()], upstream) for made in (found, expected)]
+    actual = native.native_attention(terms, value, AttentionMask())
+    expected = reference.reference_attention(logits, value, AttentionMask())[0]
+    upstream = torch.randn_like(actual)
+    grads = [torch.autograd.grad(made, [*factors.values()], upstream) for made in (actual, expected)]
     for grad, wanted in zip(*grads, strict=True):
         torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-4)
 
@@ -242,16 +244,16 @@ def test_training_under_another_default_dtype_gives_the_same_gradients(default: 
     def run() -> list[torch.Tensor]:
         logits = Sum([(weight, Static(table)), (None, LowRank(query, key))])
         terms = Terms.of(logits, AttentionMask())
-        output = native.attend(terms, value, AttentionMask())
+        output = native.native_attention(terms, value, AttentionMask())
         return [output, *torch.autograd.grad(output.square().sum(), inputs)]
 
     expected = run()
     torch.set_default_dtype(default)
     try:
-        found = run()
+        actual = run()
     finally:
         torch.set_default_dtype(torch.float32)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -262,13 +264,13 @@ def test_attention_under_another_default_device_works() -> None:
     mask = mask[:, None, None]
 
     def run() -> list[torch.Tensor]:
-        found = attend(Static(table), value, AttentionMask(mask))[0]
-        return [found, *torch.autograd.grad(found.sum(), table)]
+        actual = attend(Static(table), value, AttentionMask(mask))[0]
+        return [actual, *torch.autograd.grad(actual.sum(), table)]
 
     expected = run()
     with torch.device("meta"):
-        found = run()
-    for one, other in zip(found, expected, strict=True):
+        actual = run()
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -278,7 +280,7 @@ def test_saved_tensors_may_come_back_in_another_layout() -> None:
     table, value = torch.randn(2, 70, 70, requires_grad=True), torch.randn(2, 2, 70, 8, requires_grad=True)
 
     def run() -> tuple[torch.Tensor, ...]:
-        output = native.attend(Terms.of(Static(table), AttentionMask()), value, AttentionMask())
+        output = native.native_attention(Terms.of(Static(table), AttentionMask()), value, AttentionMask())
         return torch.autograd.grad(output.square().sum(), (table, value))
 
     expected = run()
@@ -287,8 +289,8 @@ def test_saved_tensors_may_come_back_in_another_layout() -> None:
         return tensor.transpose(-1, -2).clone(memory_format=torch.contiguous_format) if tensor.dim() > 1 else tensor
 
     with torch.autograd.graph.saved_tensors_hooks(turned, lambda t: t.transpose(-1, -2) if t.dim() > 1 else t):
-        found = run()
-    for one, other in zip(found, expected, strict=True):
+        actual = run()
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -298,13 +300,13 @@ def test_a_factor_that_is_negated_when_it_is_read_is_read_so() -> None:
     assert query.is_neg()
     key, value = torch.randn(2, 2, 70, 4), torch.randn(2, 2, 70, 8)
     terms = Terms.of(LowRank(query, key), AttentionMask())
-    found = native.attend(terms, value, AttentionMask())
-    torch.testing.assert_close(found, reference.attend(LowRank(query, key), value, AttentionMask())[0])
+    actual = native.native_attention(terms, value, AttentionMask())
+    torch.testing.assert_close(actual, reference.reference_attention(LowRank(query, key), value, AttentionMask())[0])
 
 
 @compiled
 def test_logits_of_no_number_are_zeros() -> None:
     """A product over no columns is 0; the kernels would leave what was in memory."""
     empty, value = torch.zeros(2, 2, 70, 0), torch.randn(2, 2, 70, 8)
-    found = attend(LowRank(empty, empty), value)[0]
-    torch.testing.assert_close(found, value.mean(-2, keepdim=True).expand_as(found))
+    actual = attend(LowRank(empty, empty), value)[0]
+    torch.testing.assert_close(actual, value.mean(-2, keepdim=True).expand_as(actual))

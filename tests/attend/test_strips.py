@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_synthesizer import SynthesizerConfig, patch_model
-from hf_synthesizer.attend import as_accelerator, attend, choose_route, cuts, reference, static, strips
+from hf_synthesizer.attend import as_accelerator, attend, choose_route, reference, strip_inputs, strips
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.logits.forms import LowRank, Static
 from hf_synthesizer.logits.masks import AttentionMask
@@ -32,18 +32,18 @@ from tests.helpers.problems import TOLERANCE, Posed, leaves, make_form, make_log
 def test_the_routes_of_other_devices_equal_the_reference(problem) -> None:
     posed = Posed.of(problem)
     with pytest.MonkeyPatch.context() as patch, as_accelerator():
-        patch.setattr(cuts, "NUMBERS", problem["numbers"])
-        patch.setattr(cuts, "ROWS", problem["rows"])
-        patch.setattr(cuts, "WHOLE", 4)
-        patch.setattr(cuts, "FEWEST", 2)
-        for route in (strips, static):
+        patch.setattr(strip_inputs, "MOST_LOGITS", problem["numbers"])
+        patch.setattr(strip_inputs, "QUERIES", problem["rows"])
+        patch.setattr(strip_inputs, "SHORT_LENGTH", 4)
+        patch.setattr(strip_inputs, "FEWEST_QUERIES", 2)
+        for route in ("strips", "static"):
             posed.check(route)
 
 
 @pytest.mark.parametrize("names", [["static", "salience"], ["low_rank", "static_product"], ["biased", "tiled"]])
 def test_strips_have_first_and_second_derivatives(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuts, "NUMBERS", 8)
-    monkeypatch.setattr(cuts, "FEWEST", 2)
+    monkeypatch.setattr(strip_inputs, "MOST_LOGITS", 8)
+    monkeypatch.setattr(strip_inputs, "FEWEST_QUERIES", 2)
     shape = (2, 2, 3, 4)
     logits, mask = make_logits(names, True, *shape, dtype=torch.float64), make_mask("right", *shape, torch.float64)
     value = torch.randn(2, 2, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -51,7 +51,7 @@ def test_strips_have_first_and_second_derivatives(names: list[str], monkeypatch:
 
     def run(*_: torch.Tensor) -> torch.Tensor:
         with as_accelerator():
-            return strips.attend(Terms.of(logits, mask), value, mask)
+            return strips.strips_attention(Terms.of(logits, mask), value, mask)
 
     assert torch.autograd.gradcheck(run, inputs)
     assert torch.autograd.gradgradcheck(run, inputs)
@@ -60,12 +60,12 @@ def test_strips_have_first_and_second_derivatives(names: list[str], monkeypatch:
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_strip_drops_the_same_weights_forward_and_backward(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output is linear in the values, so its gradient shows the very weights that the forward used."""
-    monkeypatch.setattr(cuts, "NUMBERS", 60)
-    monkeypatch.setattr(cuts, "FEWEST", 2)
+    monkeypatch.setattr(strip_inputs, "MOST_LOGITS", 60)
+    monkeypatch.setattr(strip_inputs, "FEWEST_QUERIES", 2)
     logits = LowRank(torch.randn(2, 3, 6, 4), torch.randn(1, 3, 7, 4))
     value = torch.randn(2, 3, 7, 5, requires_grad=True)
     with as_accelerator():
-        output = strips.attend(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
+        output = strips.strips_attention(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
         upstream = torch.randn_like(output)
         torch.rand(3)  # somebody draws in between
         (grad,) = torch.autograd.grad(output, value, upstream, create_graph=order == 2)
@@ -95,9 +95,9 @@ def test_autocast_casts_on_the_routes_of_other_devices_as_on_the_reference(names
     value = torch.randn(2, 2, 6, 4, requires_grad=True)
     inputs = leaves(logits, value)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = reference.attend(logits, value, mask)[0]
+        expected = reference.reference_attention(logits, value, mask)[0]
         with as_accelerator():
-            actual = strips.attend(Terms.of(logits, mask), value, mask)
+            actual = strips.strips_attention(Terms.of(logits, mask), value, mask)
     assert actual.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
     upstream = torch.randn_like(actual)
@@ -127,9 +127,14 @@ def test_the_rules_by_which_other_devices_choose(
     form: str, mask: str, dropout: float, dtype: torch.dtype, route: str
 ) -> None:
     shape = (2, 2, 8, 8)
-    logits, made = make_form(form, *shape, dtype), make_mask(mask, *shape, dtype)
+    logits, attention_mask = make_form(form, *shape, dtype), make_mask(mask, *shape, dtype)
     with as_accelerator():
-        assert choose_route(Terms.of(logits, made), torch.randn(2, 2, 8, 4, dtype=dtype), made, dropout) == route
+        assert (
+            choose_route(
+                Terms.of(logits, attention_mask), torch.randn(2, 2, 8, 4, dtype=dtype), attention_mask, dropout
+            )
+            == route
+        )
 
 
 def test_a_table_that_rests_becomes_known_with_the_next_mask() -> None:
@@ -155,15 +160,15 @@ def test_a_table_that_rests_becomes_known_with_the_next_mask() -> None:
 def test_every_variant_equals_the_reference(
     variant: str, dtype: torch.dtype, padding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "ROWS", 5)
-    monkeypatch.setattr(cuts, "WHOLE", 0)
+    monkeypatch.setattr(strip_inputs, "QUERIES", 5)
+    monkeypatch.setattr(strip_inputs, "SHORT_LENGTH", 0)
     torch.manual_seed(0)
     layer = randomize(build_synthesizer(SynthesizerConfig(variant), 24, 3, MAX_LENGTH), std=0.2).to(dtype)
     hidden = torch.randn(3, 20, 24).to(dtype)
     value = torch.randn(3, 3, 20, 8).to(dtype).requires_grad_()
     keep = None if padding == "none" else key_mask(3, 20, padding).bool()[:, None, None, :]
     inputs = [value, *(p for p in layer.parameters() if p.requires_grad)]
-    expected = reference.attend(layer(hidden), value, AttentionMask(keep))[0]
+    expected = reference.reference_attention(layer(hidden), value, AttentionMask(keep))[0]
     with as_accelerator():
         actual = attend(layer(hidden), value, AttentionMask(keep))[0]
     tolerance = TOLERANCE[dtype]

@@ -84,7 +84,7 @@ def test_every_registered_layer_class_has_a_block() -> None:
 
 def test_opts_padding_at_minus_one_is_served_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """OPT names −1 as the position of padding, and all other tokens by their index."""
-    from hf_synthesizer.attend import static
+    from hf_synthesizer.attend import ROUTES
 
     config = OPTConfig(
         hidden_size=24, ffn_dim=32, num_hidden_layers=1, num_attention_heads=3, vocab_size=64, word_embed_proj_dim=24,
@@ -95,8 +95,9 @@ def test_opts_padding_at_minus_one_is_served_by_slices(monkeypatch: pytest.Monke
     keep[0, 5:] = 0
     keep[2, 7:] = 0
     taken = []
-    attend = static.attend
-    monkeypatch.setattr(static, "attend", lambda *given, **more: taken.append(1) or attend(*given, **more))
+    attention = ROUTES["static"].attention
+    counted = ROUTES["static"]._replace(attention=lambda *arguments: taken.append(1) or attention(*arguments))
+    monkeypatch.setitem(ROUTES, "static", counted)
     with torch.no_grad():
         padded = model(input_ids=ids, attention_mask=keep).last_hidden_state
         alone = model(input_ids=ids[:1, :5]).last_hidden_state

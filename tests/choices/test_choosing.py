@@ -19,9 +19,9 @@ from hf_synthesizer import (
 )
 from hf_synthesizer.attend import attend, buckets, reference
 from hf_synthesizer.logits.masks import AttentionMask
-from tests.checkpoints import test_model_types
 from tests.helpers.models import CHOOSING, RELATIVES, batch, build, first_output, mask
 from tests.helpers.teaching import loader, sharp, student_of
+from tests.layers import test_registered_model_types as test_model_types
 from tests.synthesizers import test_laws
 from tests.synthesizers.test_formulas import naive_rows
 
@@ -36,10 +36,10 @@ def layer_of(variant: str, heads: int = 3, max_length: int = N, **options: Any) 
     return SynthesizerAttention(WIDTH, heads, variant, max_length, **options).double().eval()
 
 
-@pytest.fixture(params=[0, buckets.SHORT], ids=["sorted", "all pairs"])
+@pytest.fixture(params=[0, buckets.SHORT_LENGTH], ids=["sorted", "all pairs"])
 def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Up to how many tokens hashing looks at all pairs."""
-    monkeypatch.setattr(buckets, "SHORT", request.param)
+    monkeypatch.setattr(buckets, "SHORT_LENGTH", request.param)
     return request.param
 
 
@@ -139,11 +139,11 @@ def test_one_cluster_is_full_attention() -> None:
 def test_query_normalisation_changes_what_is_found() -> None:
     hidden_states = tokens(2, N)
     for variant in ("alsh_xbox", "alsh_sign"):
-        found = []
+        actual = []
         for qnf in (False, True):
             torch.manual_seed(0)
-            found.append(chosen_by(layer_of(variant, num_hashes=1, qnf=qnf), hidden_states, None))
-        assert not torch.equal(*found)
+            actual.append(chosen_by(layer_of(variant, num_hashes=1, qnf=qnf), hidden_states, None))
+        assert not torch.equal(*actual)
 
 
 # ---- what never is ------------------------------------------------------------------------------------------------
@@ -160,10 +160,10 @@ def test_padding_is_never_chosen_and_changes_nothing(variant: str, padding: str)
     fast, _ = layer(hidden_states, keep, need_weights=False)
     assert not weights.transpose(-1, -2)[~keep[:, None].expand(3, 3, -1)].any()
     for row in range(3):
-        alone, own = layer(hidden_states[row : row + 1, keep[row]])
-        assert torch.equal(own[0] > 0, (weights[row] > 0)[:, keep[row]][..., keep[row]])
-        torch.testing.assert_close(output[row, keep[row]], alone[0])
-        torch.testing.assert_close(fast[row, keep[row]], alone[0])
+        own_output, own_weights = layer(hidden_states[row : row + 1, keep[row]])
+        assert torch.equal(own_weights[0] > 0, (weights[row] > 0)[:, keep[row]][..., keep[row]])
+        torch.testing.assert_close(output[row, keep[row]], own_output[0])
+        torch.testing.assert_close(fast[row, keep[row]], own_output[0])
 
 
 @pytest.mark.parametrize("variant", CHOOSING)
@@ -178,12 +178,12 @@ def test_rows_of_a_batch_do_not_influence_each_other(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", CHOOSING)
 def test_same_seed_same_choice(variant: str) -> None:
-    made = []
+    layers = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        made.append(layer_of(variant))
+        layers.append(layer_of(variant))
     hidden_states = tokens(2, N)
-    first, second, other = (layer(hidden_states)[1] for layer in made)
+    first, second, other = (layer(hidden_states)[1] for layer in layers)
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
 
@@ -249,9 +249,11 @@ def test_gradients_are_those_of_the_reference(variant: str, padding: str, bias: 
     under = AttentionMask(None if padding == "none" else keep[:, None, None], added)
     inputs = [hidden_states, value, *synthesizer.parameters(), *([] if added is None else [added])]
     upstream = torch.randn(3, 3, N, 5, dtype=torch.double)
-    found = torch.autograd.grad(attend(synthesizer(hidden_states), value, under)[0], inputs, upstream)
-    expected = torch.autograd.grad(reference.attend(synthesizer(hidden_states), value, under)[0], inputs, upstream)
-    for grad, wanted in zip(found, expected, strict=True):
+    actual = torch.autograd.grad(attend(synthesizer(hidden_states), value, under)[0], inputs, upstream)
+    expected = torch.autograd.grad(
+        reference.reference_attention(synthesizer(hidden_states), value, under)[0], inputs, upstream
+    )
+    for grad, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(grad, wanted)
 
 

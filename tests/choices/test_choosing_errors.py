@@ -34,7 +34,7 @@ def test_decoders_are_refused_before_anything_is_changed(variant: str, head: str
 
 def test_a_causal_call_of_a_layer_for_encoders_is_refused() -> None:
     for need_weights in (True, False):
-        with pytest.raises(UnsupportedModelError, match="over the whole sequence, which a causal layer does not know"):
+        with pytest.raises(UnsupportedModelError, match="over the whole sequence, which a causal layer does not see"):
             layer_of("routing")(tokens(1, 5), is_causal=True, need_weights=need_weights)
 
 

@@ -66,9 +66,9 @@ def test_more_hashes_find_more_of_the_best_keys(name: str) -> None:
     for count in (1, 2, 4, 8, 16):
         width = 16 + (2 if "sign" in name or name == "alsh_simple" else 1)
         rule = Buckets(TRANSFORMS[name], torch.randn(count, width, width), 32)
-        found = rule.chosen(x[:, None], x[:, None], whole(256), False)[:, 0]
-        assert (found.sum(-1) <= 32).all()
-        recalls.append(found.gather(-1, best).float().mean().item())
+        actual = rule.chosen(x[:, None], x[:, None], whole(256), False)[:, 0]
+        assert (actual.sum(-1) <= 32).all()
+        recalls.append(actual.gather(-1, best).float().mean().item())
     assert recalls == sorted(recalls) and recalls[0] > 1.5 * 32 / 256 and recalls[-1] > 0.8, recalls
 
 
@@ -82,5 +82,5 @@ def test_the_naive_transforms_are_the_papers() -> None:
     """A check of the loops themselves: `Q · P` is `q · k` up to a factor of the query."""
     q, k, m = np.array([0.3, -1.0]), np.array([1.5, 0.2]), 2.0
     for variant, factor in {"lsh_simple": m * np.linalg.norm(q), "alsh_simple": m * m, "alsh_xbox": 1}.items():
-        found = naive_choices.transformed_query(variant, q, m, False) @ naive_choices.transformed_key(variant, k, m)
-        assert found * factor == pytest.approx(q @ k)
+        actual = naive_choices.transformed_query(variant, q, m, False) @ naive_choices.transformed_key(variant, k, m)
+        assert actual * factor == pytest.approx(q @ k)

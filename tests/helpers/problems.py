@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from hf_synthesizer.attend import reference
+from hf_synthesizer.attend import ROUTES, reference
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.logits.forms import Explicit, KeyBias, Logits, LowRank, Placed, Static, Sum, Tiled
 from hf_synthesizer.logits.masks import AttentionMask
@@ -39,11 +39,11 @@ def make_form(name: str, batch: int, heads: int, query: int, key: int, dtype: to
     if name == "salience":
         return KeyBias(tensor(batch, heads, 1, key), query)
     if name == "placed_table":
-        places = [torch.randint(0, 4, (batch, length)) for length in (key, query)]
-        return Placed(Static(tensor(heads, 4, 4)), *places)
+        positions = [torch.randint(0, 4, (batch, length)) for length in (key, query)]
+        return Placed(Static(tensor(heads, 4, 4)), *positions)
     if name == "placed_columns":
-        made = Tiled(tensor(batch, heads, query, 3), tensor(batch, heads, query, 2), 5)
-        return Placed(made, torch.randint(0, 5, (batch, key)))
+        columns = Tiled(tensor(batch, heads, query, 3), tensor(batch, heads, query, 2), 5)
+        return Placed(columns, torch.randint(0, 5, (batch, key)))
     return Explicit(tensor(batch, heads, query, key))
 
 
@@ -75,17 +75,17 @@ def make_mask(name: str, batch: int, heads: int, query: int, key: int, dtype: to
 
 def leaves(*objects) -> list[torch.Tensor]:
     """All tensors that want a gradient behind forms, masks and values, in a fixed order."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for item in objects:
         if isinstance(item, torch.Tensor):
             while item._base is not None:
                 item = item._base
-            found += [item] if item.requires_grad else []
+            tensors += [item] if item.requires_grad else []
         elif isinstance(item, (list, tuple)):
-            found += leaves(*item)
+            tensors += leaves(*item)
         elif isinstance(item, (Logits, AttentionMask)):
-            found += leaves(*vars(item).values())
-    return found
+            tensors += leaves(*vars(item).values())
+    return tensors
 
 
 @st.composite
@@ -125,28 +125,28 @@ class Posed:
         batch, heads, _, key = shape
         value = torch.randn(batch, key, heads, problem["width"], dtype=dtype, requires_grad=True).transpose(1, 2)
         inputs = leaves(logits, mask, value)
-        output, _ = reference.attend(logits, value, mask)
+        output, _ = reference.reference_attention(logits, value, mask)
         upstream = torch.randn_like(output)
         gradients = torch.autograd.grad(output, inputs, upstream, allow_unused=True)
         return cls(logits, mask, value, inputs, upstream, output.detach(), gradients)
 
-    def check(self, route: Any) -> None:
-        """A route that serves the problem gives the same, with gradients and without, and the same gradients."""
+    def check(self, name: str) -> None:
+        """If the route of that name serves the problem, its output and its gradients equal the reference's."""
+        route = ROUTES[name]
         dtype = self.value.dtype
         tolerance, scale = TOLERANCE[dtype], max(1.0, float(self.output.abs().max()))
         terms = Terms.of(self.logits, self.mask)
         if not route.serves(terms, self.value, self.mask, 0.0):
             return
-        name = route.__name__
-        found = route.attend(terms, self.value, self.mask)
-        assert found.dtype == dtype
-        torch.testing.assert_close(found, self.output, rtol=tolerance, atol=tolerance * scale, msg=name)
+        actual = route.attention(terms, self.value, self.mask)
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual, self.output, rtol=tolerance, atol=tolerance * scale, msg=name)
         with torch.no_grad():
-            quiet = route.attend(Terms.of(self.logits, self.mask), self.value, self.mask)
-        torch.testing.assert_close(quiet, self.output, rtol=tolerance, atol=tolerance * scale, msg=name)
-        gradients = torch.autograd.grad(found, self.inputs, self.upstream, allow_unused=True, retain_graph=True)
-        for gradient, wanted in zip(gradients, self.gradients, strict=True):
-            if wanted is not None:
-                size = max(1.0, float(wanted.abs().max()))
+            without_gradient = route.attention(Terms.of(self.logits, self.mask), self.value, self.mask)
+        torch.testing.assert_close(without_gradient, self.output, rtol=tolerance, atol=tolerance * scale, msg=name)
+        gradients = torch.autograd.grad(actual, self.inputs, self.upstream, allow_unused=True, retain_graph=True)
+        for gradient, expected in zip(gradients, self.gradients, strict=True):
+            if expected is not None:
+                size = max(1.0, float(expected.abs().max()))
                 loose = 10 * tolerance * size if dtype != torch.bfloat16 else 0.1 * size
-                torch.testing.assert_close(gradient, wanted, rtol=10 * tolerance, atol=loose, msg=name)
+                torch.testing.assert_close(gradient, expected, rtol=10 * tolerance, atol=loose, msg=name)

@@ -38,12 +38,12 @@ def require_equal(
 ) -> None:
     """Output and all gradients are the reference's; with dropout, the reference's for the weights that are `kept`."""
     inputs = leaves(logits, mask, value)
-    expected, weights = reference.attend(logits, value, mask)
+    expected, weights = reference.reference_attention(logits, value, mask)
     if kept is not None:
         expected = (weights * kept / (1 - dropout)).to(value.dtype) @ value
     terms = Terms.of(logits, mask)
     assert triton.fits(terms, value, mask, dropout)
-    actual = triton.attend(terms, value, mask, dropout)
+    actual = triton.triton_attention(terms, value, mask, dropout)
     assert actual.dtype == value.dtype and actual.shape == expected.shape
     tolerance = TOLERANCE[value.dtype]
     torch.testing.assert_close(
@@ -65,8 +65,11 @@ def make_value(batch: int, heads: int, length: int, width: int, dtype: torch.dty
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", FORMS)
 def test_each_term_under_each_mask(name: str, mask: str, small_blocks: None) -> None:
-    logits, made = make_logits([name], False, *SHAPE, dtype=torch.float32), make_mask(mask, *SHAPE, torch.float32)
-    require_equal(logits, made, make_value(2, 2, 21, 20, torch.float32))
+    logits, attention_mask = (
+        make_logits([name], False, *SHAPE, dtype=torch.float32),
+        make_mask(mask, *SHAPE, torch.float32),
+    )
+    require_equal(logits, attention_mask, make_value(2, 2, 21, 20, torch.float32))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -76,8 +79,8 @@ def test_each_term_under_each_mask(name: str, mask: str, small_blocks: None) -> 
     ids=lambda part: "+".join(part) if isinstance(part, list) else part,
 )
 def test_each_pair_of_terms_in_each_dtype(names: list[str], mask: str, dtype: torch.dtype, small_blocks: None) -> None:
-    logits, made = make_logits(names, True, *SHAPE, dtype=dtype), make_mask(mask, *SHAPE, dtype)
-    require_equal(logits, made, make_value(2, 2, 21, 20, dtype))
+    logits, attention_mask = make_logits(names, True, *SHAPE, dtype=dtype), make_mask(mask, *SHAPE, dtype)
+    require_equal(logits, attention_mask, make_value(2, 2, 21, 20, dtype))
 
 
 @pytest.mark.parametrize(("a", "b"), [(1, 21), (21, 1), (5, 5), (16, 2)])
@@ -120,18 +123,21 @@ def test_heads_that_share_a_table(small_blocks: None) -> None:
 @pytest.mark.parametrize("names", [["static"], ["low_rank"], ["tiled"], ["static", "biased", "tiled"]], ids="+".join)
 def test_forward_and_backward_drop_the_same_weights(names: list[str], mask: str, small_blocks: None) -> None:
     """Values that are an identity show which weights are dropped; with these, output and all gradients are known."""
-    logits, made = make_logits(names, True, *SHAPE, dtype=torch.float32), make_mask(mask, *SHAPE, torch.float32)
+    logits, attention_mask = (
+        make_logits(names, True, *SHAPE, dtype=torch.float32),
+        make_mask(mask, *SHAPE, torch.float32),
+    )
     torch.manual_seed(3)
     with torch.no_grad():
         eye = torch.eye(21).expand(2, 2, -1, -1)
-        weights = triton.attend(Terms.of(logits, made), eye, made, 0.3)
-        visible = triton.attend(Terms.of(logits, made), eye, made) > 0
+        weights = triton.triton_attention(Terms.of(logits, attention_mask), eye, attention_mask, 0.3)
+        visible = triton.triton_attention(Terms.of(logits, attention_mask), eye, attention_mask) > 0
     kept = weights != 0
     assert abs(kept[visible].float().mean() - 0.7) < 0.05
     assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[:, 0], kept[:, 1])
     value = make_value(2, 2, 21, 20, torch.float32)
     torch.manual_seed(3)
-    require_equal(logits, made, value, kept, 0.3)
+    require_equal(logits, attention_mask, value, kept, 0.3)
 
 
 def test_dropout_follows_the_seed(small_blocks: None) -> None:
@@ -139,7 +145,7 @@ def test_dropout_follows_the_seed(small_blocks: None) -> None:
 
     def run(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return triton.attend(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
+        return triton.triton_attention(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
 
     assert torch.equal(run(0), run(0)) and not torch.equal(run(0), run(1))
 
@@ -148,8 +154,8 @@ def test_autocast_casts_as_on_the_reference(small_blocks: None) -> None:
     logits, mask = make_logits(["static", "low_rank"], True, *SHAPE, dtype=torch.float32), AttentionMask()
     value = make_value(2, 2, 21, 8, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = reference.attend(logits, value, mask)[0]
-        actual = triton.attend(Terms.of(logits, mask), value, mask)
+        expected = reference.reference_attention(logits, value, mask)[0]
+        actual = triton.triton_attention(Terms.of(logits, mask), value, mask)
     assert actual.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
     upstream = torch.randn_like(actual)
@@ -204,10 +210,10 @@ def test_every_variant_trains_through_the_kernels(
 )
 def test_what_the_kernels_serve(form: str, dropout: float, mask: str, dtype: torch.dtype, route: str) -> None:
     shape = (2, 2, 8, 8)
-    logits, made = make_form(form, *shape, dtype), make_mask(mask, *shape, dtype)
-    terms, value = Terms.of(logits, made), torch.randn(2, 2, 8, 4, dtype=dtype)
+    logits, attention_mask = make_form(form, *shape, dtype), make_mask(mask, *shape, dtype)
+    terms, value = Terms.of(logits, attention_mask), torch.randn(2, 2, 8, 4, dtype=dtype)
     with as_accelerator():
-        assert choose_route(terms, value, made, dropout) == route
+        assert choose_route(terms, value, attention_mask, dropout) == route
 
 
 def test_the_environment_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,20 +234,22 @@ def test_a_kernel_that_fails_its_check_is_left_out_with_one_warning(
     def broken(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> torch.Tensor:
         if fault == "raises":
             raise RuntimeError("no ptxas")
-        return triton.attend(terms, value, mask, dropout) * 1.01
+        return triton.triton_attention(terms, value, mask, dropout) * 1.01
 
-    monkeypatch.setattr(check, "attend", broken)
+    monkeypatch.setattr(check, "launch_attention", broken)
     monkeypatch.setattr(check.logger, "warning", warnings.append)
-    check.passes.cache_clear()
+    check.passes_check.cache_clear()
     logits = make_form("tiled", 2, 2, 8, 8, torch.float32)
     value, mask = torch.randn(2, 2, 8, 4), AttentionMask()
     try:
         with as_accelerator():
             for _ in range(2):
-                torch.testing.assert_close(attend(logits, value)[0], reference.attend(logits, value, mask)[0])
+                torch.testing.assert_close(
+                    attend(logits, value)[0], reference.reference_attention(logits, value, mask)[0]
+                )
                 assert choose_route(Terms.of(logits, mask), value, mask, 0.0) == "strips"
     finally:
-        check.passes.cache_clear()
+        check.passes_check.cache_clear()
     (warning,) = warnings
     assert ("no ptxas" if fault == "raises" else "differs from the reference by") in warning
     assert "HF_SYNTHESIZER_TRITON=0" in warning
@@ -265,7 +273,7 @@ def test_nothing_as_large_as_all_logits_is_made(names: list[str], monkeypatch: p
                     self.numbers = max(self.numbers, min(held, tensor.numel()))  # views hold what is there already
             return made
 
-    monkeypatch.setattr(launch, "call", lambda *arguments: None)
+    monkeypatch.setattr(launch, "call_kernel", lambda *arguments: None)
     shape = (12, 1, 2048, 2048)
     logits, mask = (
         make_logits(names, names != ["salience"], *shape, dtype=torch.float32),
@@ -276,6 +284,6 @@ def test_nothing_as_large_as_all_logits_is_made(names: list[str], monkeypatch: p
         logits = Sum([(None, logits), (None, Tiled(*factors, 2048))])
     value = make_value(12, 1, 2048, 64, torch.float32)
     with Largest() as largest:
-        output = triton.attend(Terms.of(logits, mask), value, mask, 0.1)
+        output = triton.triton_attention(Terms.of(logits, mask), value, mask, 0.1)
         torch.autograd.grad(output.sum(), leaves(logits, value), allow_unused=True)
     assert 0 < largest.numbers < 12 * 1 * 2048 * 2048 / 10

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_synthesizer import InvalidConfigError, SequenceTooLongError, SynthesizerConfig, count_flops, patch_model
-from hf_synthesizer.attend import static
+from hf_synthesizer.attend import ROUTES
 from hf_synthesizer.measuring.block import bench_block
 from hf_synthesizer.measuring.costs import cost_report, stock_config
 from hf_synthesizer.measuring.doctor import examine
@@ -80,8 +80,9 @@ def test_one_layer_of_any_model_type_is_timed(training: bool) -> None:
 
 
 def test_a_route_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = static.attend
-    monkeypatch.setattr(static, "attend", lambda *args: right(*args) + 1e-3)
+    right = ROUTES["static"].attention
+    wrong = ROUTES["static"]._replace(attention=lambda *args: right(*args) + 1e-3)
+    monkeypatch.setitem(ROUTES, "static", wrong)
     diagnosis = examine()
     assert not diagnosis.passed and "DIFFERS" in str(diagnosis)
     assert [check.route for check in diagnosis.routes if not check.passed] == ["static"]

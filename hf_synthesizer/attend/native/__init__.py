@@ -1,8 +1,8 @@
 """The native route: one pass in C++ over any sum of low-rank, static, outer-product and key-bias terms, on a processor.
 
-A tile of logits is made, exponentiated and multiplied with the values while it is in the cache; each thread works on rows of
-its own and waits for no other. The backward makes the tiles again from one number a row, and whether a weight is dropped is
-a function of a seed and of its place. `build` makes the library; where there is none, the other routes serve.
+A tile of logits is computed, exponentiated and multiplied with the values while it is in the cache. Each thread has its own
+rows, so threads never wait for each other. The backward recomputes the tiles from one number a row. Dropout is a function of
+a seed and of the weight's position. `build` compiles the library; without it, the other routes serve.
 """
 
 from __future__ import annotations
@@ -12,22 +12,29 @@ import torch
 from ...device.processor import on_processor
 from ...device.tracing import traced
 from ...logits.masks import AttentionMask
-from ..fit import is_plain
+from ..operand_checks import is_plain
 from ..terms import Terms
-from .build import left_out, library, reason
+from .build import library, unavailable_reason, without_kernels
 
-__all__ = ["attend", "attend_shared", "left_out", "reason", "serves", "shares"]
+__all__ = [
+    "native_attention",
+    "serves",
+    "serves_shared_weights",
+    "shared_weights_attention",
+    "unavailable_reason",
+    "without_kernels",
+]
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """What the kernels can do, where they are. `HF_SYNTHESIZER_NATIVE=0` turns the route off."""
+    """Everything that the kernels support, if they are available. `HF_SYNTHESIZER_NATIVE=0` turns the route off."""
     if traced() or not on_processor(value.device) or not fits(terms, value, mask, dropout):
         return False
     return library() is not None
 
 
 def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Whether the kernels can do it at all."""
+    """Whether the kernels support these terms, dtypes and masks."""
     from .operands import DTYPES, MOST_ADDED, MOST_OUTERS, added_terms
 
     if value.dtype not in DTYPES or dropout >= 1 or len(terms.tiled) > MOST_OUTERS:
@@ -40,32 +47,32 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
     if len(added) > MOST_ADDED:
         return False
     if torch.is_grad_enabled() and any(t.requires_grad and t.shape[1] == 1 < value.shape[1] for t, _ in added):
-        return False  # a table of all heads has one gradient, which threads would have to share
+        return False  # all heads share the table, so threads would have to share its gradient
     tensors = [tensor for tensor, _ in added] + [factor for term in terms.tiled for factor in term[:2]]
     compared = [factor for pair in terms.low_rank for factor in pair]
     compared += [factor for term in terms.static if term.keys is not None for factor in (term.table, term.keys)]
     if not tensors and not any(factor.shape[-1] for factor in compared):
-        return False  # logits of no number at all are 0, and nobody would write them
+        return False  # logits without terms: the kernels would not write them
     return all(tensor.dtype in DTYPES for tensor in tensors) and all(
         map(is_plain, (value, mask.keep, *tensors, *compared))
     )
 
 
-def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+def native_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
-    from .autograd import attend as call
+    from .autograd import attention_by_kernels
     from .build import Library
-    from .operands import Plan
+    from .operands import KernelInputs
 
-    made: Library | None = library()
-    assert made is not None  # `serves` asked
+    kernels: Library | None = library()
+    assert kernels is not None  # `serves` has checked this
     with torch.autocast("cpu", enabled=False):
-        plan, tensors = Plan.of(terms, value, mask, dropout, made.bfloat16)
-        return call(plan, tensors)
+        inputs, tensors = KernelInputs.of(terms, value, mask, dropout, kernels.bfloat16)
+        return attention_by_kernels(inputs, tensors)
 
 
-def shares(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether the kernels make weights that are the same for all rows of the batch: static terms alone, for inference."""
+def serves_shared_weights(terms: Terms, value: torch.Tensor) -> bool:
+    """Whether the kernels can share weights over the batch: static terms only, without gradients."""
     from .operands import DTYPES
 
     tensors = [value, *(tensor for term in terms.static for tensor in term if tensor is not None)]
@@ -78,18 +85,20 @@ def shares(terms: Terms, value: torch.Tensor) -> bool:
     return on_processor(value.device) and library() is not None
 
 
-def attend_shared(
+def shared_weights_attention(
     terms: Terms, value: torch.Tensor, causal_offset: int | None, factor: torch.Tensor | None
 ) -> torch.Tensor:
-    """The output (B, H, Lq, d_v) of static terms, with a factor (1 or B, 1 or H, Lk, 1) for each key's weights."""
+    """The output (B, H, Lq, d_v) of static terms; `factor` (1 or B, 1 or H, Lk, 1) multiplies each key's weights before they are normalised."""
     from dataclasses import replace
 
-    from .autograd import forward
-    from .operands import Plan
+    from .autograd import native_output
+    from .operands import KernelInputs
 
-    made = library()
-    assert made is not None  # `shares` asked
-    alone = Terms(static=terms.static, query_length=terms.query_length)
-    plan, tensors = Plan.of(alone, value, AttentionMask(causal_offset=causal_offset), 0.0, made.bfloat16)
+    kernels = library()
+    assert kernels is not None  # `serves_shared_weights` has checked this
+    static_terms = Terms(static=terms.static, query_length=terms.query_length)
+    inputs, tensors = KernelInputs.of(
+        static_terms, value, AttentionMask(causal_offset=causal_offset), 0.0, kernels.bfloat16
+    )
     factor = None if factor is None else factor.detach().float().transpose(-1, -2).contiguous()
-    return forward(replace(plan, shared=True, factor=factor), tensors)[0].transpose(1, 2)
+    return native_output(replace(inputs, shared=True, factor=factor), tensors)[0].transpose(1, 2)

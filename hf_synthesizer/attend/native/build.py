@@ -1,10 +1,9 @@
-"""The native kernels' library: built by the machine's own compiler at first use, kept (`kept.py`), and bound to what PyTorch
-has loaded.
+"""Builds the library of native kernels with the machine's compiler at first use, caches it (`library_cache.py`), and binds it to PyTorch.
 
-The source needs no header of PyTorch, so that a build takes two seconds and serves every version of it: the matrix
-products (oneDNN's, through PyTorch's `brgemm`) and the threads (those of the OpenMP that PyTorch runs on) are handed over as
-addresses. One library is built for each instruction set, `torch.backends.cpu.get_cpu_capability()`, and kept in the user's
-cache folder under a name that holds source and instruction set. Whatever fails is one line of the log, and other routes serve.
+The source needs no header of PyTorch. So a build takes two seconds and works with every version of PyTorch. The addresses of
+its matrix products (oneDNN's, through `brgemm`) and of its OpenMP threads are passed at run time. Each instruction set,
+`torch.backends.cpu.get_cpu_capability()`, has its own library, in the user's cache folder. The file name holds the instruction
+set and a hash of the source. A failure is one line of the log, and other routes serve.
 """
 
 from __future__ import annotations
@@ -26,98 +25,98 @@ from typing import NamedTuple
 
 import torch
 
-from . import kept
-from .kept import Unavailable
+from . import library_cache
+from .library_cache import Unavailable
 
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).parent / "source"
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=default")
 ARCHITECTURES = {"AVX512": ("-march=x86-64-v4",), "AVX2": ("-march=x86-64-v3",)}
-SECONDS = 120  # a compiler that takes longer is not waited for
+COMPILER_SECONDS = 120  # time limit of the compiler
 PRODUCTS = "_ZN2at6native7cpublas6brgemmEllllllbPK{}S{}_Pfb"
 SYMBOLS = (PRODUCTS.format("f", 3), PRODUCTS.format("N3c108BFloat16E", 5), "_ZN2at6native7cpublas14brgemm_releaseEb")
 FUNCTIONS = ("hf_bind", "hf_probe", "hf_size", "hf_forward", "hf_backward", "hf_dropout")
 ADVICE = "Install g++, or name a compiler in CXX, for the native kernels"
 
 
-_left_out = False
+_disabled = False
 
 
 class Library(NamedTuple):
-    """The loaded kernels, and whether their products can be made of bfloat16 on this machine."""
+    """The loaded kernels, and whether this machine has bfloat16 matrix products."""
 
     functions: ctypes.CDLL
     bfloat16: bool
 
 
 def library() -> Library | None:
-    """The kernels for the instruction set that PyTorch uses, or None where there are none: `reason` says why."""
-    if _left_out or os.environ.get("HF_SYNTHESIZER_NATIVE") == "0":
+    """The kernels for the instruction set that PyTorch uses, or None; then `unavailable_reason` says why."""
+    if _disabled or os.environ.get("HF_SYNTHESIZER_NATIVE") == "0":
         return None
-    return _made()[0]
+    return _load_library()[0]
 
 
 @contextmanager
-def left_out() -> Iterator[None]:
-    """Do without the kernels for a while: who counts operations sees those of PyTorch alone."""
-    global _left_out
-    before, _left_out = _left_out, True
+def without_kernels() -> Iterator[None]:
+    """Turn the kernels off inside the context. Counters of operations see only PyTorch's own."""
+    global _disabled
+    before, _disabled = _disabled, True
     try:
         yield
     finally:
-        _left_out = before
+        _disabled = before
 
 
-def reason() -> str | None:
-    """Why there are no native kernels, or None where there are."""
+def unavailable_reason() -> str | None:
+    """Why the native kernels are unavailable; None if they are available."""
     if os.environ.get("HF_SYNTHESIZER_NATIVE") == "0":
         return "HF_SYNTHESIZER_NATIVE=0 turns them off"
-    return _made()[1]
+    return _load_library()[1]
 
 
 @cache
-def _made() -> tuple[Library | None, str | None]:
+def _load_library() -> tuple[Library | None, str | None]:
     try:
         capability = torch.backends.cpu.get_cpu_capability()
         if sys.platform != "linux" or platform.machine() != "x86_64" or capability not in ARCHITECTURES:
             here = f"{capability} on {platform.machine()} under {platform.system()}"
-            raise Unavailable(f"they are for AVX2 and AVX-512 on x86-64 under Linux, and this is {here}")
-        addresses = _addresses()
-        return _bound(_built(capability), addresses), None
-    except Exception as error:  # a compiler, a loader and a file system fail in ways that have no common class
-        reason = str(error) if isinstance(error, (Unavailable, OSError)) else f"{type(error).__name__}: {error}"
-        logger.info("hf_synthesizer runs without its native kernels: %s.", reason)
-        return None, reason
+            raise Unavailable(f"they need AVX2 or AVX-512 on x86-64 under Linux, and this is {here}")
+        addresses = _symbol_addresses()
+        return _bind(_load_or_build(capability), addresses), None
+    except Exception as error:  # errors of compiler, loader and file system have no common class
+        explanation = str(error) if isinstance(error, (Unavailable, OSError)) else f"{type(error).__name__}: {error}"
+        logger.info("hf_synthesizer runs without its native kernels: %s.", explanation)
+        return None, explanation
 
 
-def _built(capability: str) -> ctypes.CDLL:
-    """The library as it was kept, or made where there is none, or one that cannot be trusted."""
+def _load_or_build(capability: str) -> ctypes.CDLL:
+    """The cached library, or a new one if the cache has none that can be trusted."""
     architecture = list(ARCHITECTURES[capability])
     if capability == "AVX512" and "avx512_bf16" in _processor_flags():
         architecture.append("-mavx512bf16")
     sources = sorted(SOURCE.iterdir())
-    told = [*FLAGS, *architecture, *(source.read_text() for source in sources)]
-    name = f"{capability.lower()}-{hashlib.sha256(chr(0).join(told).encode()).hexdigest()[:16]}.so"
-    functions = kept.load(name, _loaded)
-    return _compiled(name, capability, architecture) if functions is None else functions
+    hashed = [*FLAGS, *architecture, *(source.read_text() for source in sources)]
+    name = f"{capability.lower()}-{hashlib.sha256(chr(0).join(hashed).encode()).hexdigest()[:16]}.so"
+    functions = library_cache.load_library(name, _open_library)
+    return _build(name, capability, architecture) if functions is None else functions
 
 
-def _compiled(name: str, capability: str, architecture: list[str]) -> ctypes.CDLL:
-    """The library made by the machine's compiler, and kept under a name."""
+def _build(name: str, capability: str, architecture: list[str]) -> ctypes.CDLL:
+    """Compile the library and cache it under `name`."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise Unavailable(f"there is no C++ compiler. {ADVICE}")
-    with kept.place(name) as (file, put), tempfile.TemporaryDirectory(prefix="hf_synthesizer-") as own:
-        made = Path(own) / name
-        logger.info("Building the native kernels of hf_synthesizer for %s; they are kept as %s.", capability, file)
-        _run([*compiler.split(), *FLAGS, *architecture, str(SOURCE / "kernel.cpp"), "-o", str(made)])
-        functions = _loaded(str(made))  # before it is kept: what is no library of ours must not be found again
-        put(made.read_bytes())
+    with library_cache.reserve(name) as (file, store), tempfile.TemporaryDirectory(prefix="hf_synthesizer-") as folder:
+        library_file = Path(folder) / name
+        logger.info("Building the native kernels of hf_synthesizer for %s in %s.", capability, file)
+        _run_compiler([*compiler.split(), *FLAGS, *architecture, str(SOURCE / "kernel.cpp"), "-o", str(library_file)])
+        functions = _open_library(str(library_file))  # before it is cached: only a valid library may be found again
+        store(library_file.read_bytes())
     return functions
 
 
-def _loaded(file: str) -> ctypes.CDLL:
+def _open_library(file: str) -> ctypes.CDLL:
     try:
         functions = ctypes.CDLL(file)
     except OSError as error:
@@ -128,17 +127,17 @@ def _loaded(file: str) -> ctypes.CDLL:
     return functions
 
 
-def _addresses() -> list[ctypes.c_void_p]:
-    """Where PyTorch has what the kernels call."""
+def _symbol_addresses() -> list[ctypes.c_void_p]:
+    """The addresses of the PyTorch functions that the kernels call."""
     torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     missing = [symbol for symbol in (*SYMBOLS, "GOMP_parallel") if not hasattr(torch_library, symbol)]
     if missing:
-        raise Unavailable(f"torch {torch.__version__} does not have what they call ({missing[0]})")
+        raise Unavailable(f"torch {torch.__version__} lacks a function that they call ({missing[0]})")
     return [ctypes.cast(getattr(torch_library, symbol), ctypes.c_void_p) for symbol in (*SYMBOLS, "GOMP_parallel")]
 
 
-def _bound(functions: ctypes.CDLL, addresses: list[ctypes.c_void_p]) -> Library:
-    """The library with PyTorch's functions put in, tried out."""
+def _bind(functions: ctypes.CDLL, addresses: list[ctypes.c_void_p]) -> Library:
+    """Pass PyTorch's functions to the library, and test them."""
     for name in FUNCTIONS:
         getattr(functions, name).restype = ctypes.c_int64
     functions.hf_bind.restype = None
@@ -149,15 +148,21 @@ def _bound(functions: ctypes.CDLL, addresses: list[ctypes.c_void_p]) -> Library:
     return Library(functions, functions.hf_probe(1) == 0)
 
 
-def _run(command: list[str]) -> str:
-    """What a command prints; raises `Unavailable` with the end of what it complains about."""
+def _run_compiler(command: list[str]) -> str:
+    """Run the compiler and return its output.
+
+    Raises:
+        Unavailable: if it fails, with the end of its error messages.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS)
+        completed = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=COMPILER_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"the C++ compiler could not be run ({error}). {ADVICE}") from error
-    if done.returncode:
-        raise Unavailable(f"the C++ compiler failed: {' '.join(done.stderr.split())[-300:]}")
-    return done.stdout
+    if completed.returncode:
+        raise Unavailable(f"the C++ compiler failed: {' '.join(completed.stderr.split())[-300:]}")
+    return completed.stdout
 
 
 def _processor_flags() -> list[str]:

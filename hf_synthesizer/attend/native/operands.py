@@ -1,4 +1,4 @@
-"""What the native kernels are given: tensors in a fixed order for autograd, and the structures that C++ reads."""
+"""The inputs of the native kernels: tensors in a fixed order for autograd, and the structures that C++ reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ...errors import AttentionInputError
 from ...logits.masks import AttentionMask
-from ..fit import require_fit
+from ..operand_checks import require_operand
 from ..terms import Terms
 
 MOST_OUTERS, MOST_ADDED = 2, 8
@@ -19,20 +19,20 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 2}
 PROCESSOR = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
 QUERIES = 64  # of a tile in the kernels
-COLUMNS = 512  # of the values of rows of the batch that share their weights, side by side
-TOGETHER = 1 << 23  # numbers that a thread may lay out so that all rows of the batch share a table's rows
+COLUMNS = 512  # of values, over rows of the batch that share their weights
+TOGETHER = 1 << 23  # most numbers that a thread copies so that all rows of the batch share one read of a table
 
 
-class Tensor(ctypes.Structure):
-    """A tensor that is read; see source/problem.h."""
+class TensorArgument(ctypes.Structure):
+    """An input tensor; see source/arguments.h."""
 
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row", "kind"))]
 
 
-class Outer(ctypes.Structure):
+class OuterProduct(ctypes.Structure):
     _fields_ = [
-        ("inner", Tensor),
-        ("outer", Tensor),
+        ("inner", TensorArgument),
+        ("outer", TensorArgument),
         ("a", ctypes.c_int64),
         ("b", ctypes.c_int64),
         ("inner_gradient", ctypes.c_void_p),
@@ -40,9 +40,9 @@ class Outer(ctypes.Structure):
     ]
 
 
-class Added(ctypes.Structure):
+class AddedTerm(ctypes.Structure):
     _fields_ = [
-        ("tensor", Tensor),
+        ("tensor", TensorArgument),
         ("weight", ctypes.c_void_p),
         ("gradient", ctypes.c_void_p),
         *((f"gradient_{name}", ctypes.c_int64) for name in ("kind", "part", "batch", "head", "row")),
@@ -50,34 +50,34 @@ class Added(ctypes.Structure):
     ]
 
 
-class Problem(ctypes.Structure):
+class KernelArguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width", "rank")),
-        *((name, Tensor) for name in ("value", "query", "key", "keep")),
+        *((name, TensorArgument) for name in ("value", "query", "key", "keep")),
         ("outers", ctypes.c_int64),
         ("addeds", ctypes.c_int64),
-        ("outer", Outer * MOST_OUTERS),
-        ("added", Added * MOST_ADDED),
+        ("outer", OuterProduct * MOST_OUTERS),
+        ("added", AddedTerm * MOST_ADDED),
         ("causal_offset", ctypes.c_int64),
         ("ends", ctypes.c_void_p),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_int64) for name in ("threads", "parts", "together", "bfloat16_products", "shared")),
-        ("factor", Tensor),
+        ("factor", TensorArgument),
         ("output", ctypes.c_void_p),
         ("normaliser", ctypes.c_void_p),
-        ("gradient", Tensor),
-        ("made", Tensor),
+        ("output_gradient", TensorArgument),
+        ("forward_output", TensorArgument),
         *((name, ctypes.c_void_p) for name in ("value_gradient", "query_gradient", "key_gradient")),
     ]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to be computed, but for the tensors themselves, which are handed in so that autograd sees them.
+class KernelInputs:
+    """The inputs of the kernels, except for tensors with gradients: these are separate arguments, so that autograd sees them.
 
-    The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r) and key (1 or B, H, Lk, r) or None, an inner and an outer for
-    each outer product, and for all else that is added a tensor (1 or B, 1 or H, 1 or Lq, Lk) and a weight (H,) or None.
+    The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r) and key (1 or B, H, Lk, r) or None, inner and outer
+    of each outer product, then a tensor (1 or B, 1 or H, 1 or Lq, Lk) and a weight (H,) or None of each other added term.
     """
 
     query_length: int
@@ -85,167 +85,167 @@ class Plan:
     keep: torch.Tensor | None
     causal_offset: int | None
     ends: torch.Tensor | None
-    """(B,) int64 on the host: how many keys there are up to the last one that is seen."""
+    """(B,) int64 on the host: the index of the last visible key + 1."""
     dropout: float
     seed: int
     bfloat16_products: bool
     shared: bool = False
-    """Whether no row of the batch has weights of its own, up to `factor`."""
+    """Whether all rows of the batch have the same weights, before `factor`."""
     factor: torch.Tensor | None = None
-    """(1 or B, 1 or H, 1, Lk): what the weights of each key are multiplied with, before they are normalised."""
+    """(1 or B, 1 or H, 1, Lk): multiplies each key's weights before they are normalised."""
 
     @classmethod
     def of(
         cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float, bfloat16: bool
-    ) -> tuple[Plan, list[torch.Tensor | None]]:
-        """The plan, and its tensors in order, laid out as the kernels read them."""
+    ) -> tuple[KernelInputs, list[torch.Tensor | None]]:
+        """The inputs, and their tensors in order, in the kernels' layout."""
         query, key = terms.joined_with_factors(value)
-        tensors: list[torch.Tensor | None] = [readable(value), readable(query), readable(key)]
+        tensors: list[torch.Tensor | None] = [kernel_layout(value), kernel_layout(query), kernel_layout(key)]
         for inner, outer, _ in terms.tiled:
-            tensors += [readable(inner), readable(outer)]
+            tensors += [kernel_layout(inner), kernel_layout(outer)]
         for tensor, weight in added_terms(terms):
-            tensors += [readable(tensor), None if weight is None else weight.float().contiguous()]
+            tensors += [kernel_layout(tensor), None if weight is None else weight.float().contiguous()]
         ends, keep = None, mask.keep
         if keep is not None and keep.shape[1] == keep.shape[2] == 1:
             extents = mask.extents()
             rows = range(len(value))
             ends = torch.tensor([extents.of(row)[1] for row in rows], device=PROCESSOR)
             keep = keep if any(extents.hides_one(row) for row in rows) else None
-        plan = cls(
+        inputs = cls(
             query_length=terms.query_length,
             outers=len(terms.tiled),
-            keep=readable(keep),
+            keep=kernel_layout(keep),
             causal_offset=cast("int | None", mask.causal_offset),
             ends=ends,
             dropout=dropout,
             seed=int(torch.randint(1 << 62, (), device=PROCESSOR)) if dropout else 0,
             bfloat16_products=bfloat16 and value.dtype == torch.bfloat16,
         )
-        return plan, tensors
+        return inputs, tensors
 
     def outer_terms(self, tensors: Sequence[Any]) -> list[tuple[int, Any, Any]]:
-        """(its place among the tensors, inner, outer) of each outer product."""
+        """(index among the tensors, inner, outer) of each outer product."""
         return [(n, tensors[n], tensors[n + 1]) for n in range(3, 3 + 2 * self.outers, 2)]
 
     def added_terms(self, tensors: Sequence[Any]) -> list[tuple[int, Any, Any]]:
-        """(its place, tensor, weight) of everything else."""
+        """(index among the tensors, tensor, weight) of each other added term."""
         return [(n, tensors[n], tensors[n + 1]) for n in range(3 + 2 * self.outers, len(tensors), 2)]
 
-    def problem(self, tensors: Sequence[torch.Tensor | None], *, training: bool = False) -> Problem:
-        """What C++ reads; it points into the tensors, which have to outlive it.
+    def arguments(self, tensors: Sequence[torch.Tensor | None], *, training: bool = False) -> KernelArguments:
+        """The structure that C++ reads. It points into the tensors, which must outlive it.
 
         Raises:
-            AttentionInputError: for tensors that do not fit each other.
+            AttentionInputError: if the tensors' shapes, dtypes or devices disagree.
         """
         value, query, key = tensors[:3]
         assert value is not None
         batch, heads, keys, width = value.shape
         queries, rank = self.query_length, 0 if query is None else query.shape[-1]
         logits = (batch, heads, queries, keys)
-        made = Problem(
+        arguments = KernelArguments(
             batch=batch,
             heads=heads,
             queries=queries,
             keys=keys,
             width=width,
             rank=rank,
-            value=described("values", value, value.shape),
-            query=described("queries", query, (batch, heads, queries, rank), broadcast=3),
-            key=described("keys", key, (batch, heads, keys, rank), broadcast=2),
-            keep=described("a mask", self.keep, logits, (torch.bool,), broadcast=3),
+            value=tensor_argument("values", value, value.shape),
+            query=tensor_argument("queries", query, (batch, heads, queries, rank), broadcast=3),
+            key=tensor_argument("keys", key, (batch, heads, keys, rank), broadcast=2),
+            keep=tensor_argument("a mask", self.keep, logits, (torch.bool,), broadcast=3),
             outers=self.outers,
             causal_offset=max(keys, queries) if self.causal_offset is None else self.causal_offset,
-            ends=pointer("ends of rows", self.ends, (batch,), torch.int64),
+            ends=checked_pointer("ends of rows", self.ends, (batch,), torch.int64),
             dropout=self.dropout,
             seed=self.seed,
             threads=torch.get_num_threads(),
             bfloat16_products=self.bfloat16_products,
         )
         for number, (_, inner, outer) in enumerate(self.outer_terms(tensors)):
-            term = made.outer[number]
+            term = arguments.outer[number]
             term.a, term.b = inner.shape[-1], outer.shape[-1]
             if term.a * term.b < keys:
                 raise AttentionInputError(
-                    f"Attention was given an outer product of {term.a} and {term.b} numbers for {keys} keys. Give it factors "
-                    f"whose product is at least as many."
+                    f"Attention was given an outer product of {term.a} and {term.b} numbers for {keys} keys. Use factors "
+                    f"whose product is at least {keys}."
                 )
-            term.inner = described("inner factors", inner, (batch, heads, queries, term.a), broadcast=3)
-            term.outer = described("outer factors", outer, (batch, heads, queries, term.b), broadcast=3)
+            term.inner = tensor_argument("inner factors", inner, (batch, heads, queries, term.a), broadcast=3)
+            term.outer = tensor_argument("outer factors", outer, (batch, heads, queries, term.b), broadcast=3)
         added = self.added_terms(tensors)
-        made.addeds = len(added)
+        arguments.addeds = len(added)
         for number, (_, tensor, weight) in enumerate(added):
-            made.added[number].tensor = described("logits", tensor, logits, broadcast=3)
-            made.added[number].weight = pointer("weights of heads", weight, (heads,))
-        laid_out = keys * (2 if training else 1) * (made.rank + width) * batch
+            arguments.added[number].tensor = tensor_argument("logits", tensor, logits, broadcast=3)
+            arguments.added[number].weight = checked_pointer("weights of heads", weight, (heads,))
+        laid_out = keys * (2 if training else 1) * (arguments.rank + width) * batch
         shared = any(tensor.shape[2] > 1 and len(tensor) == 1 for _, tensor, _ in added)
-        made.together = batch if shared and (training or laid_out <= TOGETHER) else 1
+        arguments.together = batch if shared and (training or laid_out <= TOGETHER) else 1
         if self.shared:
-            made.shared, made.together = 1, max(1, min(batch, COLUMNS // width))
-            made.factor = described("factors of keys", self.factor, (batch, heads, 1, keys), broadcast=3)
-        made.parts = self.parts(made)
-        return made
+            arguments.shared, arguments.together = 1, max(1, min(batch, COLUMNS // width))
+            arguments.factor = tensor_argument("factors of keys", self.factor, (batch, heads, 1, keys), broadcast=3)
+        arguments.parts = self.query_parts(arguments)
+        return arguments
 
-    def parts(self, made: Problem) -> int:
-        """Into how many parts queries are cut: enough for all threads to have as much to do as the others."""
-        items = made.heads * -(-made.batch // made.together)
-        tiles = -(-made.queries // QUERIES)
-        if made.threads == 1 or items >= 8 * made.threads:
+    def query_parts(self, arguments: KernelArguments) -> int:
+        """The number of parts that queries are divided into, so that all threads have equal work."""
+        items = arguments.heads * -(-arguments.batch // arguments.together)
+        tiles = -(-arguments.queries // QUERIES)
+        if arguments.threads == 1 or items >= 8 * arguments.threads:
             return 1
         for parts in range(1, tiles + 1):
-            rounds = -(-items * parts // made.threads)
-            if items * parts / (rounds * made.threads) > 0.9:
+            rounds = -(-items * parts // arguments.threads)
+            if items * parts / (rounds * arguments.threads) > 0.9:
                 return parts
         return tiles
 
 
 def added_terms(terms: Terms) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """What is added to the logits as it stands, or with a weight: key bias, explicit terms, static tables."""
-    made: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    """(tensor, weight or None) of each term that is added to the logits: key bias, explicit terms, static tables."""
+    added: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     if terms.key_bias is not None:
-        made.append((terms.key_bias, None))
-    made += [(explicit, None) for explicit in terms.explicit]
-    made += [(term.table.unsqueeze(0), term.weight) for term in terms.static if term.keys is None]
-    return made
+        added.append((terms.key_bias, None))
+    added += [(explicit, None) for explicit in terms.explicit]
+    added += [(term.table.unsqueeze(0), term.weight) for term in terms.static if term.keys is None]
+    return added
 
 
-def readable(tensor: Any) -> Any:
-    """A tensor whose columns lie one after the other, and which is not negated when it is read; else a copy."""
+def kernel_layout(tensor: Any) -> Any:
+    """The tensor if its columns are contiguous and no negation is pending, else a copy."""
     if tensor is None:
         return None
     tensor = tensor.resolve_neg()
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
-def described(
+def tensor_argument(
     name: str,
     tensor: torch.Tensor | None,
     shape: Sequence[int],
     dtypes: Sequence[torch.dtype] = DTYPES,
     broadcast: int = 0,
-) -> Tensor:
-    """A tensor of four dimensions for C++: what it has only one of is the same for all rows, heads or queries.
+) -> TensorArgument:
+    """A tensor of four dimensions for C++. Dimensions of size 1 get stride 0, and so serve all rows, heads or queries.
 
-    This and `pointer` are where the kernels' pointers come from; both look at what they are given first.
+    Only this function and `checked_pointer` create pointers for the kernels. Both check the tensor first.
     """
     if tensor is None:
-        return Tensor()
-    require_fit(name, tensor, shape, PROCESSOR, dtypes, broadcast)
+        return TensorArgument()
+    require_operand(name, tensor, shape, PROCESSOR, dtypes, broadcast)
     strides = [0 if size == 1 else stride for size, stride in zip(tensor.shape[:3], tensor.stride(), strict=False)]
-    return Tensor(tensor.data_ptr(), *strides, KINDS[tensor.dtype])
+    return TensorArgument(tensor.data_ptr(), *strides, KINDS[tensor.dtype])
 
 
-def pointer(
+def checked_pointer(
     name: str, tensor: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32
 ) -> int | None:
-    """Where the numbers of a contiguous tensor lie."""
+    """The address of a contiguous tensor, after checks."""
     if tensor is None:
         return None
-    require_fit(name, tensor, shape, PROCESSOR, (dtype,))
+    require_operand(name, tensor, shape, PROCESSOR, (dtype,))
     if not tensor.is_contiguous():
-        raise AttentionInputError(f"Attention was given {name} that do not lie side by side. Call contiguous().")
+        raise AttentionInputError(f"Attention was given {name} that is not contiguous. Call contiguous().")
     return tensor.data_ptr()
 
 
-def room(*sizes: int, dtype: torch.dtype = torch.float32, zeros: bool = False) -> torch.Tensor:
-    """Memory that the kernels write, whatever PyTorch's default device and dtype are."""
+def allocate(*sizes: int, dtype: torch.dtype = torch.float32, zeros: bool = False) -> torch.Tensor:
+    """Memory on the host for the kernels to write, independent of PyTorch's default device and dtype."""
     return (torch.zeros if zeros else torch.empty)(sizes, dtype=dtype, device=PROCESSOR)

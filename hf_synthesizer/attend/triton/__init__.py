@@ -1,8 +1,7 @@
 """The Triton route: one kernel for any sum of low-rank, static, outer-product and key-bias terms, where Triton runs.
 
-Softmax and sums go along with the walk over the keys, so that nothing of size B·H·Lq·Lk is ever made, and one number a row is
-all that the backward needs. It makes the tiles again, dropout included: whether a weight is dropped is a function of a
-seed and of its place.
+Softmax and sums are updated key by key, so no tensor has B·H·Lq·Lk numbers. The backward needs one number a row. It recomputes
+the tiles, with the same dropout: dropout is a function of a seed and of the weight's position.
 
 This module and `blocks` may be imported without Triton. Not yet measured on a GPU (docs/accelerators.md).
 """
@@ -21,10 +20,10 @@ from ...logits.masks import AttentionMask
 from ..terms import Terms
 from .blocks import DTYPES, WIDTHS
 
-OLDEST = (8, 0)
-"""Compute capability: what the kernels are compiled for and held to the limits of."""
+OLDEST_CAPABILITY = (8, 0)
+"""The lowest compute capability that the kernels support."""
 
-__all__ = ["attend", "serves"]
+__all__ = ["serves", "triton_attention"]
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
@@ -36,18 +35,22 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if not fits(terms, value, mask, dropout):
         return False
-    from .check import passes
+    from .check import passes_check
 
-    return passes(value.device)
+    return passes_check(value.device)
 
 
 def available(device: torch.device) -> bool:
-    """Whether kernels run on such a device: on a processor in Triton's interpreter alone."""
+    """Whether kernels run on this device; on a processor, only in Triton's interpreter."""
     if os.environ.get("HF_SYNTHESIZER_TRITON") == "0" or not installed():
         return False
     if os.environ.get("TRITON_INTERPRET") == "1":
         return device.type == "cpu"
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= OLDEST
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
+    )
 
 
 @cache
@@ -56,7 +59,7 @@ def installed() -> bool:
 
 
 def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Whether the kernels can do it at all."""
+    """Whether the kernels support these terms, dtypes and masks."""
     if value.dtype not in DTYPES or dropout >= 1 or isinstance(mask.causal_offset, torch.Tensor):
         return False
     if mask.keep is not None and mask.keep.shape[-2] != 1:
@@ -68,8 +71,8 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
     return max(rank, value.shape[-1]) <= WIDTHS[-1]
 
 
-def attend(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+def triton_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
-    from .operands import attend as launch_on
+    from .operands import launch_attention
 
-    return launch_on(terms, value, mask, dropout)
+    return launch_attention(terms, value, mask, dropout)

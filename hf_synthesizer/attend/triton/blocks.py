@@ -1,4 +1,4 @@
-"""For what the kernels are compiled, and in which blocks they then work."""
+"""What the kernels are compiled for, and their block sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 PRECISION = "tf32x3"
-"""Of products in float32: three passes of the tensor cores, which together are exact to float32. No other dtype asks."""
+"""Of products in float32: three passes of the tensor cores, which together are exact to float32. Other dtypes ignore it."""
 KERNELS = ("forward", "keys", "queries", "table")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (64, 128, 256)
@@ -17,7 +17,7 @@ WIDTHS = (64, 128, 256)
 
 
 class Blocks(NamedTuple):
-    """How a kernel cuts its work: queries and keys of a tile, warps of a program, stages of its pipeline."""
+    """Block sizes of a kernel: queries and keys of a tile, warps of a program, stages of its pipeline."""
 
     rows: int
     keys: int
@@ -51,16 +51,16 @@ BLOCKS = {
     ("table", 4, 128): Blocks(32, 32, 8, 2),
     ("table", 4, 256): Blocks(32, 32, 8, 1),
 }
-"""By kernel, bytes of a number and width: large ones of those with which no form spills a register (benchmarks/scaling/kernel_resources.py). What
-is fast on a GPU, nobody has measured."""
+"""By kernel, bytes of a number and width: large blocks with which no kernel spills registers (see
+benchmarks/scaling/kernel_resources.py). Their speed on a GPU is not measured."""
 
 
 @dataclass(frozen=True)
 class Specialisation:
-    """What a kernel is compiled for. Lengths, factors, masks, causality and dropout are arguments, and no part of it.
+    """What a kernel is compiled for. Lengths, factors, masks, causality and dropout are run-time arguments.
 
-    With an outer product there is always a table, if need be one of zeros, and so there is without any term: to compile
-    for less would save a load that the cache answers.
+    With an outer product, or without any term, there is always a table, which may be zeros. A kernel without it would save only a
+    load from the cache.
     """
 
     kernel: str
@@ -75,7 +75,7 @@ class Specialisation:
         return BLOCKS[self.kernel, self.dtype.itemsize, self.width]
 
     def constants(self) -> dict[str, Any]:
-        """The arguments that are known when the kernel is compiled."""
+        """Compile-time arguments of the kernel."""
         return {
             "LOW_RANK": self.low_rank,
             "STATIC": self.static,
@@ -89,7 +89,7 @@ class Specialisation:
 
     @classmethod
     def all(cls) -> list[Specialisation]:
-        """Every one that can be launched."""
+        """All specialisations that can be launched."""
         forms = ((True, False, False), *product((False, True), (True,), (False, True)))
         return [
             cls(kernel, dtype, width, *form)

@@ -56,13 +56,13 @@ def forward_kernel(
     PRECISION: tl.constexpr,
 ):
     """One program: some queries of one head of one row of the batch, over all keys that they see."""
-    # Rows of the batch come one after the other, so that those which share a table find it in the cache.
+    # Rows of the batch are consecutive, so that a table they share stays in the cache.
     row_of_batch, head = tl.program_id(0) % batch, tl.program_id(0) // batch
-    place = row_of_batch * heads + head
+    batch_head = row_of_batch * heads + head
     start = tl.program_id(1) * ROWS
     rows = start + tl.arange(0, ROWS)
     rows_there = rows < query_length
-    factor_rows = place.to(tl.int64) * query_length + rows
+    factor_rows = batch_head.to(tl.int64) * query_length + rows
     seen = tl.minimum(key_length, start + ROWS + causal_offset)
 
     value += row_of_batch * value_batch + head * value_head
@@ -114,12 +114,12 @@ def forward_kernel(
                 PRECISION,
             )
             risen = tl.maximum(highest, tl.max(logits, 1))
-            base = tl.where(risen == float("-inf"), 0.0, risen)  # −∞ − −∞ would be NaN
+            base = tl.where(risen == float("-inf"), 0.0, risen)  # −∞ − (−∞) is NaN
             weights = tl.exp2(logits - base[:, None])
             shrunk = tl.exp2(highest - base)
             total = total * shrunk + tl.sum(weights, 1)
             if dropped > 0:
-                weights = tl.where(kept_weights(seed, place, rows, keys, dropped), weights, 0.0)
+                weights = tl.where(kept_weights(seed, batch_head, rows, keys, dropped), weights, 0.0)
             value_tile = wide_rows(value, value_row, keys, keys_there, WIDTH)
             result = result * shrunk[:, None]
             result = product(weights.to(value_tile.dtype), value_tile, result, PRECISION)
@@ -129,6 +129,6 @@ def forward_kernel(
     result = result * (scale / tl.where(empty, 1.0, total))[:, None]
     output += row_of_batch * output_batch + head * output_head
     store_wide_rows(output, output_row, rows, rows_there, result, WIDTH)
-    # +∞ where a query sees nothing: its weights 2^(logits − ∞) are then 0 in the backward.
+    # +∞ for a query without a visible key: its weights 2^(logits − ∞) are 0 in the backward.
     known = tl.where(empty, float("inf"), highest + tl.log2(tl.where(empty, 1.0, total)))
-    tl.store(normaliser + place.to(tl.int64) * query_length + rows, known, mask=rows_there)
+    tl.store(normaliser + batch_head.to(tl.int64) * query_length + rows, known, mask=rows_there)

@@ -1,6 +1,6 @@
-"""The backward kernel that owns keys, and walks over the queries that see them.
+"""The backward kernel for keys: each program has a tile of keys, and loops over the queries that see them.
 
-It makes the tiles of logits again, and sums what it owns alone, in a fixed order, without atomics.
+It recomputes the tiles of logits. Only it writes its gradients, in a fixed order, without atomics.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def keys_kernel(
 ):
     """Gradients of values and keys (B, H, Lk, WIDTH) and of biases (B, H, Lk), all contiguous."""
     row_of_batch, head = tl.program_id(0) % batch, tl.program_id(0) // batch
-    place = row_of_batch * heads + head
+    batch_head = row_of_batch * heads + head
     turns = tl.cdiv(key_length, a)
     turn, chunk = tl.program_id(1) % turns, tl.program_id(1) // turns
     keys, keys_there = keys_of(turn, chunk, a, key_length, KEYS)
@@ -85,11 +85,13 @@ def keys_kernel(
     bias_sum = tl.zeros([KEYS], tl.float32)
     if LOW_RANK:
         key_sum = tl.zeros([KEYS, WIDTH], tl.float32)
-    first = tl.maximum(0, turn * a + chunk * KEYS - causal_offset) // ROWS  # tiles of queries before it see nothing
+    first = (
+        tl.maximum(0, turn * a + chunk * KEYS - causal_offset) // ROWS
+    )  # earlier tiles of queries do not see these keys
     for tile in range(first, tl.cdiv(query_length, ROWS)):
         rows = tile * ROWS + tl.arange(0, ROWS)
         rows_there = rows < query_length
-        factor_rows = place.to(tl.int64) * query_length + rows
+        factor_rows = batch_head.to(tl.int64) * query_length + rows
         if TILED:
             inner_tile = inner_factor(inner, factor_rows, rows_there, chunk, a, KEYS)
             outer_column = tl.load(outer + factor_rows * b + turn, mask=rows_there, other=0.0)
@@ -132,7 +134,7 @@ def keys_kernel(
             keys,
             keys_there,
             seed,
-            place,
+            batch_head,
             dropped,
             scale,
             WIDTH,
@@ -146,7 +148,7 @@ def keys_kernel(
             query_tile = wide_rows(query, query_row, rows, rows_there, WIDTH)
             key_sum = product(tl.trans(logits_grad.to(query_tile.dtype)), query_tile, key_sum, PRECISION)
 
-    first_key = place.to(tl.int64) * key_length
+    first_key = batch_head.to(tl.int64) * key_length
     store_wide_rows(value_grad + first_key * WIDTH, WIDTH, keys, keys_there, value_sum * scale, WIDTH)
     tl.store(bias_grad + first_key + keys, bias_sum, mask=keys_there)
     if LOW_RANK:

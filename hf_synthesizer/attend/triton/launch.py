@@ -1,4 +1,4 @@
-"""The launch of the kernels: what they are given, for what they are compiled, and how autograd calls them."""
+"""The launch of the kernels: their arguments, and their `autograd.Function`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import triton
 
 from ...errors import AttentionInputError
-from ..fit import require_fit
+from ..operand_checks import require_operand
 from .blocks import Blocks, Specialisation
 from .forward import forward_kernel
 from .keys_backward import keys_kernel
@@ -20,10 +20,10 @@ KERNELS = {"forward": forward_kernel, "keys": keys_kernel, "queries": queries_ke
 
 
 class Operands(NamedTuple):
-    """What a launch reads, in the form that the kernels take; all of a term's tensors are None where there is no such term.
+    """The tensors that the kernels read. The tensors of a missing term are None.
 
     value (B, H, Lk, w), query (B, H, Lq, w) and key (B, H, Lk, w) have one dtype and one width of `WIDTHS`, and strides and
-    addresses that 16 divides, but for the last stride, which is 1. table (H or 1, Lq, Lk) has the last stride 1, and
+    addresses divisible by 16, except for the last stride, which is 1. table (H or 1, Lq, Lk) has the last stride 1, and
     weight (H,), inner (B, H, Lq, a), outer (B, H, Lq, b) and bias (1 or B, 1 or H, Lk) are contiguous float32.
     """
 
@@ -39,7 +39,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One problem: its sizes, its dropout, and how its kernels are called."""
+    """Sizes, causality and dropout of one call of attention; runs its kernels."""
 
     specialisation: Specialisation
     batch: int
@@ -53,12 +53,12 @@ class Launch:
     seed: int
 
     def run(self, kernel: str, operands: Operands, grads: dict[str, torch.Tensor | None]) -> Any:
-        """Call a kernel; `grads` are its further tensors.
+        """Call a kernel; `grads` are its outputs and further inputs.
 
         Raises:
-            AttentionInputError: for operands that do not fit each other.
+            AttentionInputError: if the operands' shapes, dtypes or devices disagree.
         """
-        self.require(operands)
+        self.require_operands(operands)
         specialisation = replace(self.specialisation, kernel=kernel)
         blocks = specialisation.blocks
         a, b = (self.a, self.b) if self.specialisation.tiled else (blocks.keys, 0)
@@ -88,17 +88,17 @@ class Launch:
             "scale": 1 / (1 - self.dropout),
             **specialisation.constants(),
         }
-        return call(KERNELS[kernel], self.grid(kernel, blocks, a), arguments, blocks)
+        return call_kernel(KERNELS[kernel], self.grid(kernel, blocks, a), arguments, blocks)
 
-    def require(self, operands: Operands) -> None:
-        """Hold what a kernel reads against the problem, before it is pointed to."""
+    def require_operands(self, operands: Operands) -> None:
+        """Check the operands before a kernel gets their addresses."""
         (batch, heads), (queries, keys) = (self.batch, self.heads), (self.query_length, self.key_length)
         width, device, dtype = self.specialisation.width, operands.value.device, (self.specialisation.dtype,)
         float32 = (torch.float32,)
         if self.specialisation.tiled and self.a * self.b < keys:
             raise AttentionInputError(
-                f"Attention was given an outer product of {self.a} and {self.b} numbers for {keys} keys. Give it factors "
-                f"whose product is at least as many."
+                f"Attention was given an outer product of {self.a} and {self.b} numbers for {keys} keys. Use factors "
+                f"whose product is at least {keys}."
             )
         for name, shape, dtypes, broadcast in (
             ("value", (batch, heads, keys, width), dtype, 0),
@@ -112,10 +112,10 @@ class Launch:
         ):
             tensor = getattr(operands, name)
             if tensor is not None:
-                require_fit(name, tensor, shape, device, dtypes, broadcast)
+                require_operand(name, tensor, shape, device, dtypes, broadcast)
 
     def grid(self, kernel: str, blocks: Blocks, a: int) -> tuple[int, ...]:
-        """How many programs there are: one for each head (of each row of the batch) and tile that a kernel owns."""
+        """The grid of programs: one for each head (of each row of the batch) and each tile that a kernel writes."""
         rows = triton.cdiv(self.query_length, blocks.rows)
         keys = triton.cdiv(a, blocks.keys) * triton.cdiv(self.key_length, a)
         if kernel == "table":
@@ -123,13 +123,13 @@ class Launch:
         return self.batch * self.heads, keys if kernel == "keys" else rows
 
 
-def call(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
-    """The one place where a kernel is called."""
-    return kernel[grid](**arguments, **options(blocks))
+def call_kernel(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], blocks: Blocks) -> Any:
+    """Call a kernel. Every launch goes through here."""
+    return kernel[grid](**arguments, **compiler_options(blocks))
 
 
-def options(blocks: Blocks) -> dict[str, Any]:
-    """What the compiler is told; a fused multiply and add, too, because what it does unasked differs between versions."""
+def compiler_options(blocks: Blocks) -> dict[str, Any]:
+    """Options of the compiler. Fused multiply-add is explicit, because its default differs between versions."""
     return {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True}
 
 
@@ -144,11 +144,11 @@ def strided(name: str, tensor: torch.Tensor | None) -> dict[str, Any]:
 
 
 class KernelAttention(torch.autograd.Function):
-    """`softmax(logits) @ value` by the kernels; between forward and backward one number a row is kept beside the output."""
+    """`softmax(logits) @ value` by the kernels. The backward needs the output and one number a row."""
 
     @staticmethod
     def forward(ctx: Any, launch: Launch, *operands: torch.Tensor | None) -> torch.Tensor:
-        output, normaliser = forward(launch, Operands(*operands))  # type: ignore[arg-type]
+        output, normaliser = kernel_output(launch, Operands(*operands))  # type: ignore[arg-type]
         ctx.launch = launch
         ctx.save_for_backward(output, normaliser, *operands)
         return output
@@ -158,11 +158,11 @@ class KernelAttention(torch.autograd.Function):
     def backward(ctx: Any, output_grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         output, normaliser, *tensors = ctx.saved_tensors
         needed = dict(zip(Operands._fields, ctx.needs_input_grad[1:], strict=True))
-        grads = backward(ctx.launch, Operands(*tensors), output, normaliser, output_grad, needed)
+        grads = kernel_gradients(ctx.launch, Operands(*tensors), output, normaliser, output_grad, needed)
         return None, *(grads.get(name) if needed[name] else None for name in Operands._fields)
 
 
-def forward(launch: Launch, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+def kernel_output(launch: Launch, operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     """The output (B, H, Lq, w) and the logarithm (to base 2) of each row's sum, (B, H, Lq)."""
     value = operands.value
     output = value.new_empty(launch.batch, launch.query_length, launch.heads, value.shape[-1]).transpose(1, 2)
@@ -171,7 +171,7 @@ def forward(launch: Launch, operands: Operands) -> tuple[torch.Tensor, torch.Ten
     return output, normaliser
 
 
-def backward(
+def kernel_gradients(
     launch: Launch,
     operands: Operands,
     output: torch.Tensor,
@@ -181,34 +181,36 @@ def backward(
 ) -> dict[str, torch.Tensor | None]:
     """The gradients of the operands, by name."""
     value, weight, table = operands.value, operands.weight, operands.table
-    # What comes from outside may have any strides; laid out as the output, its strides are those the kernels want.
+    # The incoming gradient may have any strides; the copy has the output's layout, as the kernels need.
     output_grad = torch.empty_like(output).copy_(output_grad)
     delta = torch.linalg.vecdot(output_grad.float(), output.float())  # (B, H, Lq)
     common = {**strided("output_grad", output_grad), "normaliser": normaliser, "delta": delta}
     grads: dict[str, torch.Tensor | None] = {}
 
     if needed["value"] or needed["key"] or needed["bias"]:
-        made = {
+        gradient_tensors = {
             "value_grad": value.new_empty(value.shape),
             "key_grad": None if operands.key is None else value.new_empty(operands.key.shape),
             "bias_grad": delta.new_empty(launch.batch, launch.heads, launch.key_length),
         }
-        launch.run("keys", operands, {**common, **made})
-        bias_grad = made["bias_grad"].sum_to_size(operands.bias.shape)
-        grads |= {"value": made["value_grad"], "key": made["key_grad"], "bias": bias_grad}
+        launch.run("keys", operands, {**common, **gradient_tensors})
+        bias_grad = gradient_tensors["bias_grad"].sum_to_size(operands.bias.shape)
+        grads |= {"value": gradient_tensors["value_grad"], "key": gradient_tensors["key_grad"], "bias": bias_grad}
     if needed["query"] or needed["inner"] or needed["outer"]:
-        made = {
+        gradient_tensors = {
             "query_grad": None if operands.query is None else value.new_empty(operands.query.shape),
             "inner_grad": None if operands.inner is None else torch.empty_like(operands.inner),
             "outer_grad": None if operands.outer is None else torch.zeros_like(operands.outer),
         }
-        launch.run("queries", operands, {**common, **made})
-        grads |= {name.removesuffix("_grad"): grad for name, grad in made.items()}
+        launch.run("queries", operands, {**common, **gradient_tensors})
+        grads |= {name.removesuffix("_grad"): grad for name, grad in gradient_tensors.items()}
     if table is not None and weight is not None and (needed["table"] or needed["weight"]):
         table_grad = delta.new_empty(launch.heads, launch.query_length, launch.key_length)
         launch.run("table", operands, {**common, "table_grad": table_grad})
         if needed["weight"]:
-            grads["weight"] = torch.stack([(mine * part.float()).sum() for mine, part in heads_of(table_grad, table)])
+            grads["weight"] = torch.stack(
+                [(grad * head_table.float()).sum() for grad, head_table in heads_of(table_grad, table)]
+            )
         if needed["table"]:
             table_grad *= weight[:, None, None]
             grads["table"] = table_grad.sum_to_size(table.shape).to(table.dtype)
@@ -216,5 +218,5 @@ def backward(
 
 
 def heads_of(table_grad: torch.Tensor, table: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each head's gradient with its table: to multiply all at once would take as much memory again as the table."""
+    """(gradient, table) of each head. One product for all heads would need as much memory as the table."""
     return [(grad, table[head if len(table) > 1 else 0]) for head, grad in enumerate(table_grad)]

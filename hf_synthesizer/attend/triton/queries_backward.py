@@ -1,6 +1,6 @@
-"""The backward kernel that owns queries, and walks over the keys that they see.
+"""The backward kernel for queries: each program has a tile of queries, and loops over the keys that they see.
 
-It makes the tiles of logits again, and sums what it owns alone, in a fixed order, without atomics.
+It recomputes the tiles of logits. Only it writes its gradients, in a fixed order, without atomics.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def queries_kernel(
 ):
     """Gradients of queries (B, H, Lq, WIDTH), inner (B, H, Lq, a) and outer (B, H, Lq, b), contiguous; outer's starts as zeros."""
     row_of_batch, head = tl.program_id(0) % batch, tl.program_id(0) // batch
-    place = row_of_batch * heads + head
+    batch_head = row_of_batch * heads + head
     start = tl.program_id(1) * ROWS
     rows = start + tl.arange(0, ROWS)
     rows_there = rows < query_length
-    factor_rows = place.to(tl.int64) * query_length + rows
+    factor_rows = batch_head.to(tl.int64) * query_length + rows
     seen = tl.minimum(key_length, start + ROWS + causal_offset)
 
     value += row_of_batch * value_batch + head * value_head
@@ -134,7 +134,7 @@ def queries_kernel(
                 keys,
                 keys_there,
                 seed,
-                place,
+                batch_head,
                 dropped,
                 scale,
                 WIDTH,
@@ -146,15 +146,15 @@ def queries_kernel(
                 query_sum = product(logits_grad.to(key_tile.dtype), key_tile, query_sum, PRECISION)
             if TILED:
                 inner_sum += logits_grad * outer_column[:, None]
-                places = outer_grad + factor_rows * b + turn
-                earlier = tl.load(places, mask=rows_there & (chunk > 0), other=0.0)
-                tl.store(places, earlier + tl.sum(logits_grad * inner_tile, 1), mask=rows_there)
+                offsets = outer_grad + factor_rows * b + turn
+                earlier = tl.load(offsets, mask=rows_there & (chunk > 0), other=0.0)
+                tl.store(offsets, earlier + tl.sum(logits_grad * inner_tile, 1), mask=rows_there)
         if TILED:
             columns = chunk * KEYS + tl.arange(0, KEYS)
-            places = inner_grad + factor_rows[:, None] * a + columns[None, :]
-            tl.store(places, inner_sum, mask=rows_there[:, None] & (columns < a)[None, :])
+            offsets = inner_grad + factor_rows[:, None] * a + columns[None, :]
+            tl.store(offsets, inner_sum, mask=rows_there[:, None] & (columns < a)[None, :])
             tl.debug_barrier()  # the next chunk adds to what other threads have stored
 
     if LOW_RANK:
-        first_row = place.to(tl.int64) * query_length
+        first_row = batch_head.to(tl.int64) * query_length
         store_wide_rows(query_grad + first_row * WIDTH, WIDTH, rows, rows_there, query_sum, WIDTH)

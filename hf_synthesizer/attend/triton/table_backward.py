@@ -1,6 +1,6 @@
-"""The backward kernel that owns a tile of a static table, and walks over the rows of the batch.
+"""The backward kernel for a static table: each program has a tile of the table, and loops over the rows of the batch.
 
-It makes the tiles of logits again, and sums what it owns alone, in a fixed order, without atomics.
+It recomputes the tiles of logits. Only it writes its gradients, in a fixed order, without atomics.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def table_kernel(
     table_sum = tl.zeros([ROWS, KEYS], tl.float32)
     visible = turn * a + chunk * KEYS < start + ROWS + causal_offset
     for row_of_batch in range(0, tl.where(visible, batch, 0)):
-        place = row_of_batch * heads + head
-        factor_rows = place.to(tl.int64) * query_length + rows
+        batch_head = row_of_batch * heads + head
+        factor_rows = batch_head.to(tl.int64) * query_length + rows
         if LOW_RANK:
             from_query = query + row_of_batch * query_batch + head * query_head
             from_key = key + row_of_batch * key_batch + head * key_head
@@ -127,7 +127,7 @@ def table_kernel(
             keys,
             keys_there,
             seed,
-            place,
+            batch_head,
             dropped,
             scale,
             WIDTH,
@@ -136,5 +136,5 @@ def table_kernel(
         )
         table_sum += logits_grad
 
-    places = (head.to(tl.int64) * query_length + rows)[:, None] * key_length + keys[None, :]
-    tl.store(table_grad + places, table_sum, mask=rows_there[:, None] & keys_there[None, :])
+    offsets = (head.to(tl.int64) * query_length + rows)[:, None] * key_length + keys[None, :]
+    tl.store(table_grad + offsets, table_sum, mask=rows_there[:, None] & keys_there[None, :])

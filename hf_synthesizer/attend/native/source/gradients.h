@@ -1,4 +1,4 @@
-// What the gradient of a row of logits gives to the terms that it was added up from.
+// From the gradient of a row of logits to the gradients of its terms.
 #pragma once
 
 #if __has_include(<sys/mman.h>)
@@ -9,24 +9,24 @@
 
 namespace {
 
-constexpr int64_t LARGE = 1 << 27;  // bytes, from which on large pages are worth their clearing
+constexpr int64_t LARGE = 1 << 27;  // bytes; large pages pay off for gradients at least this large
 
-// Asks for large pages, where the system gives them to those who ask, for gradients of tables that several rows of the batch
-// go over. For one row, who writes it once, they are dearer to get than small ones as often as cheaper.
-inline void ask_for_large_pages(const Problem& problem) {
+// Asks the system for large pages (madvise) for gradients of tables that several rows of the batch write. If one row writes the
+// gradient once, large pages save no time.
+inline void ask_for_large_pages(const KernelArguments& arguments) {
 #ifdef MADV_HUGEPAGE
-  for (int64_t n = 0; n < problem.addeds; ++n) {
-    const Added& term = problem.added[n];
-    if (!term.gradient || !term.gradient_row || term.gradient_batch || problem.batch == 1) continue;
-    const int64_t bytes = problem.heads * problem.queries * problem.keys * 4;
+  for (int64_t n = 0; n < arguments.addeds; ++n) {
+    const Added& term = arguments.added[n];
+    if (!term.gradient || !term.gradient_row || term.gradient_batch || arguments.batch == 1) continue;
+    const int64_t bytes = arguments.heads * arguments.queries * arguments.keys * 4;
     const uintptr_t start = ((uintptr_t)term.gradient + 4095) / 4096 * 4096;
     if (bytes >= LARGE) madvise((void*)start, ((uintptr_t)term.gradient + bytes - start) / 4096 * 4096, MADV_HUGEPAGE);
   }
 #endif
 }
 
-// Gradients of an outer product's factors, from those of the keys first … first + count. `inner` has zeros behind, as has
-// `inner_gradient` room.
+// Gradients of an outer product's factors from the gradients of the keys first … first + count. `inner` is followed by zeros, and
+// `inner_gradient` by unused memory.
 inline void factor_gradients(float* space, const float* gradient, const float* inner, const float* outer, int64_t a,
                              int64_t first, int64_t count, float* inner_gradient, float* outer_gradient) {
   const int64_t begin = first / a, skipped = first - begin * a, end = skipped + count;
@@ -34,11 +34,11 @@ inline void factor_gradients(float* space, const float* gradient, const float* i
   std::memcpy(space + skipped, gradient, count * 4);
   std::memset(space + end, 0, (a + LANES) * 4);
   for (int64_t part = begin; (part - begin) * a < end; ++part) {
-    const float* own = space + (part - begin) * a;
+    const float* numbers_of_part = space + (part - begin) * a;
     const float factor = outer[part];
     Floats total{};
     for (int64_t column = 0; column < a; column += LANES) {
-      const Floats numbers = load(own + column);
+      const Floats numbers = load(numbers_of_part + column);
       total += numbers * load(inner + column);
       store(inner_gradient + column, load(inner_gradient + column) + numbers * factor);
     }
@@ -46,7 +46,7 @@ inline void factor_gradients(float* space, const float* gradient, const float* i
   }
 }
 
-// `act` with where a term's gradient of a query's row stands, and whether nothing was written there before.
+// Calls `act` with a pointer to the row of a term's gradient, and with whether nothing was written there before.
 template <class Act>
 inline void of_gradient(const Added& term, const Item& item, int64_t batch, int64_t query, Act act) {
   const int64_t place = item.part * term.gradient_part + batch * term.gradient_batch + item.head * term.gradient_head +
@@ -58,14 +58,14 @@ inline void of_gradient(const Added& term, const Item& item, int64_t batch, int6
     act((Bfloat16*)term.gradient + place, fresh);
 }
 
-// Gives a row's gradient, of the keys first … first + seen, to all that is added to the logits as it stands.
-inline void added_gradients(const Problem& problem, const float* gradient, const Item& item, int64_t batch, int64_t query,
+// Adds a row's gradient, for the keys first … first + seen, to the gradients of all `added` terms.
+inline void added_gradients(const KernelArguments& arguments, const float* gradient, const Item& item, int64_t batch, int64_t query,
                             int64_t first, int64_t seen) {
-  for (int64_t n = 0; n < problem.addeds; ++n) {
-    const Added& term = problem.added[n];
+  for (int64_t n = 0; n < arguments.addeds; ++n) {
+    const Added& term = arguments.added[n];
     if (term.weight_gradient)
       of_kind(term.tensor, batch, item.head, query, [&](auto* from) {
-        term.weight_gradient[(item.part * problem.batch + batch) * problem.heads + item.head] +=
+        term.weight_gradient[(item.part * arguments.batch + batch) * arguments.heads + item.head] +=
             dot(gradient, from + first, seen);
       });
     if (term.gradient)
@@ -75,12 +75,12 @@ inline void added_gradients(const Problem& problem, const float* gradient, const
   }
 }
 
-// Zeros for the keys from `seen` on, which a query does not see, where nothing was written before.
-inline void clear_unseen(const Problem& problem, const Item& item, int64_t batch, int64_t query, int64_t seen) {
-  for (int64_t n = 0; n < problem.addeds; ++n)
-    if (problem.added[n].gradient)
-      of_gradient(problem.added[n], item, batch, query, [&](auto* to, bool fresh) {
-        if (fresh) std::memset(to + seen, 0, (problem.keys - seen) * sizeof *to);
+// Writes zeros for the keys from `seen` on, which a query does not see, if nothing was written there before.
+inline void clear_unseen(const KernelArguments& arguments, const Item& item, int64_t batch, int64_t query, int64_t seen) {
+  for (int64_t n = 0; n < arguments.addeds; ++n)
+    if (arguments.added[n].gradient)
+      of_gradient(arguments.added[n], item, batch, query, [&](auto* to, bool fresh) {
+        if (fresh) std::memset(to + seen, 0, (arguments.keys - seen) * sizeof *to);
       });
 }
 

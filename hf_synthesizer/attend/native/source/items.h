@@ -1,4 +1,4 @@
-// How a problem is cut among threads: heads, rows of the batch, and parts of the queries; no thread ever waits for another.
+// How work is divided among threads: by heads, rows of the batch and parts of the queries. No thread waits for another.
 #pragma once
 
 #include <atomic>
@@ -16,24 +16,24 @@ struct Item {
 struct Cut {
   int64_t group, groups, items, tiles, parts;
 
-  explicit Cut(const Problem& problem) {
-    group = problem.together;
-    groups = (problem.batch + group - 1) / group;
-    tiles = (problem.queries + QUERIES - 1) / QUERIES;
-    parts = problem.parts;
-    items = problem.heads * groups * parts;
+  explicit Cut(const KernelArguments& arguments) {
+    group = arguments.together;
+    groups = (arguments.batch + group - 1) / group;
+    tiles = (arguments.queries + QUERIES - 1) / QUERIES;
+    parts = arguments.parts;
+    items = arguments.heads * groups * parts;
   }
 
-  // Items of one head come one after the other, so that its table stays in the cache.
-  Item item(const Problem& problem, int64_t number) const {
+  // Items of one head are consecutive, so that the head's table stays in the cache.
+  Item item(const KernelArguments& arguments, int64_t number) const {
     const int64_t head = number / (groups * parts), rest = number % (groups * parts);
     const int64_t part = rest / groups, batch = rest % groups * group;
-    return {head, batch, std::min(batch + group, problem.batch), part, part * tiles / parts * QUERIES,
-            std::min((part + 1) * tiles / parts * QUERIES, problem.queries)};
+    return {head, batch, std::min(batch + group, arguments.batch), part, part * tiles / parts * QUERIES,
+            std::min((part + 1) * tiles / parts * QUERIES, arguments.queries)};
   }
 };
 
-// Memory of one thread, handed out in lines of the cache.
+// One thread's memory. Each piece starts at a new cache line.
 class Memory {
  public:
   explicit Memory(int64_t numbers) {
@@ -46,10 +46,10 @@ class Memory {
   Memory(const Memory&) = delete;
 
   float* take(int64_t numbers) {
-    char* made = next_;
+    char* piece = next_;
     next_ += round_up(numbers * 4, 64);
     if (next_ > start_ + size_) throw std::bad_alloc();
-    return (float*)made;
+    return (float*)piece;
   }
 
  private:
@@ -58,31 +58,31 @@ class Memory {
 };
 
 struct Shared {
-  const Problem* problem;
+  const KernelArguments* arguments;
   std::atomic<int64_t> next;
   std::atomic<int64_t> failed;
 };
 
-// Work on all items with as many threads as the problem says. `Worker` has `Worker(problem)` and `work(item)`.
+// Runs all items on `arguments.threads` threads. A `Worker` has `Worker(arguments)` and `work(item)`.
 template <class Worker>
-int64_t share(const Problem& problem) {
-  Shared shared{&problem, {0}, {0}};
-  auto thread = [](void* given) {
-    Shared& own = *(Shared*)given;
+int64_t share(const KernelArguments& arguments) {
+  Shared shared{&arguments, {0}, {0}};
+  auto thread = [](void* data) {
+    Shared& progress = *(Shared*)data;
     try {
-      const Problem& problem = *own.problem;
-      const Cut cut(problem);
-      int64_t number = own.next++;
+      const KernelArguments& arguments = *progress.arguments;
+      const Cut cut(arguments);
+      int64_t number = progress.next++;
       if (number < cut.items) {
-        Worker worker(problem);
-        for (; number < cut.items && !own.failed; number = own.next++) worker.work(cut.item(problem, number));
-        library.release(problem.bfloat16_products);
+        Worker worker(arguments);
+        for (; number < cut.items && !progress.failed; number = progress.next++) worker.work(cut.item(arguments, number));
+        library.release(arguments.bfloat16_products);
       }
     } catch (...) {
-      own.failed = 1;
+      progress.failed = 1;
     }
   };
-  const int64_t threads = std::min(problem.threads, Cut(problem).items);
+  const int64_t threads = std::min(arguments.threads, Cut(arguments).items);
   if (threads <= 1)
     thread(&shared);
   else

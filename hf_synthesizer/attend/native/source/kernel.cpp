@@ -1,17 +1,17 @@
-// The native kernels of hf_synthesizer as functions of C, each of which returns 0, or 1 where it failed and did nothing.
-// Nothing of PyTorch is needed to build this: what it calls is handed over by `bind`.
+// The C functions of the native kernels. Each returns 0 on success and 1 on failure.
+// The build needs no header of PyTorch: `hf_bind` receives the addresses of the functions that the kernels call.
 
 #include "backward.h"
 #include "forward.h"
 
 extern "C" {
 
-// PyTorch's matrix products, and the function of its OpenMP that starts the threads it has already.
+// PyTorch's matrix products, and the function of its OpenMP that runs work on PyTorch's own threads.
 void hf_bind(void* float_product, void* bfloat16_product, void* release, void* parallel) {
   library = {(FloatProduct)float_product, (Bfloat16Product)bfloat16_product, (Release)release, (Parallel)parallel};
 }
 
-// Whether the products work on this machine: those of float32, or those of bfloat16.
+// Returns 0 if matrix products in float32 (or bfloat16) work on this machine.
 int64_t hf_probe(int64_t bfloat16) {
   try {
     alignas(64) float c[32 * 32];
@@ -33,29 +33,29 @@ int64_t hf_probe(int64_t bfloat16) {
   }
 }
 
-// For ctypes to compare with.
-int64_t hf_size() { return sizeof(Problem); }
+// A test compares this with the size that ctypes computes.
+int64_t hf_size() { return sizeof(KernelArguments); }
 
-int64_t hf_forward(const Problem* problem) {
-  return problem->bfloat16_products ? share<Forward<Bfloat16>>(*problem) : share<Forward<float>>(*problem);
+int64_t hf_forward(const KernelArguments* arguments) {
+  return arguments->bfloat16_products ? share<Forward<Bfloat16>>(*arguments) : share<Forward<float>>(*arguments);
 }
 
-int64_t hf_backward(const Problem* problem) {
-  ask_for_large_pages(*problem);
-  return problem->bfloat16_products ? share<Backward<Bfloat16>>(*problem) : share<Backward<float>>(*problem);
+int64_t hf_backward(const KernelArguments* arguments) {
+  ask_for_large_pages(*arguments);
+  return arguments->bfloat16_products ? share<Backward<Bfloat16>>(*arguments) : share<Backward<float>>(*arguments);
 }
 
-// What dropout does to each weight: 0, or 1 / (1 − p), (B, H, Lq, Lk).
-int64_t hf_dropout(const Problem* problem, float* to) {
-  const float scale = (float)(1.0 / (1.0 - problem->dropout));
-  const int64_t rows = problem->batch * problem->heads * problem->queries;
+// The factor that dropout gives each weight: 0 or 1 / (1 − p), (B, H, Lq, Lk).
+int64_t hf_dropout(const KernelArguments* arguments, float* to) {
+  const float scale = (float)(1.0 / (1.0 - arguments->dropout));
+  const int64_t rows = arguments->batch * arguments->heads * arguments->queries;
   for (int64_t row = 0; row < rows; ++row) {
-    const RowOfDropout drawn(problem->seed, (uint64_t)row, problem->dropout);
-    float* numbers = to + row * problem->keys;
+    const RowOfDropout drawn(arguments->seed, (uint64_t)row, arguments->dropout);
+    float* numbers = to + row * arguments->keys;
     int64_t key = 0;
-    for (; key + LANES <= problem->keys; key += LANES) store(numbers + key, drawn.kept(key) * scale);
+    for (; key + LANES <= arguments->keys; key += LANES) store(numbers + key, drawn.kept(key) * scale);
     const Floats last = drawn.kept(key) * scale;
-    for (int64_t lane = 0; key + lane < problem->keys; ++lane) numbers[key + lane] = last[lane];
+    for (int64_t lane = 0; key + lane < arguments->keys; ++lane) numbers[key + lane] = last[lane];
   }
   return 0;
 }

@@ -1,17 +1,17 @@
-// Matrix products by PyTorch's brgemm, whose oneDNN kernels fit the machine, and the copies that lay their operands out.
+// Matrix products by PyTorch's brgemm (oneDNN), and the copies that lay out their operands.
 #pragma once
 
 #include <algorithm>
 
-#include "problem.h"
+#include "arguments.h"
 #include "vectors.h"
 
 namespace {
 
 constexpr int64_t QUERIES = 64;  // of a tile
 constexpr int64_t KEYS = 512;    // of a tile, at most
-constexpr int64_t AHEAD = 4;     // rows, of which tables are asked for before they are read
-constexpr int64_t STEP = 32;     // tiles have a multiple of so many keys, and so few shapes
+constexpr int64_t AHEAD = 4;     // rows by which the prefetch of tables is ahead
+constexpr int64_t STEP = 32;     // tiles have a multiple of so many keys: brgemm compiles a kernel for each shape
 
 typedef void (*FloatProduct)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, const float*, const float*,
                              float*, bool);
@@ -40,7 +40,7 @@ inline void multiply(int64_t m, int64_t n, int64_t k, const Bfloat16* a, int64_t
   library.bfloat16_product(m, n, k, lda, ldb, ldc, add, a, b, c, true);
 }
 
-// Products of bfloat16 run over pairs.
+// bfloat16 products read pairs of rows.
 template <class Number>
 constexpr int64_t EVEN = 4 / sizeof(Number);
 
@@ -51,7 +51,7 @@ inline const Source* at(const Tensor& tensor, int64_t batch, int64_t head, int64
   return (const Source*)tensor.data + batch * tensor.batch + head * tensor.head + row * tensor.row;
 }
 
-// How rows are read: `each(pointer)` with the pointer of the tensor's kind.
+// Calls `each(pointer)` with a row's pointer, typed by the tensor's kind.
 template <class Each>
 inline void of_kind(const Tensor& tensor, int64_t batch, int64_t head, int64_t row, Each each) {
   if (tensor.kind == FLOAT32)
@@ -60,7 +60,7 @@ inline void of_kind(const Tensor& tensor, int64_t batch, int64_t head, int64_t r
     each(at<Bfloat16>(tensor, batch, head, row));
 }
 
-// A row of `count` numbers, and zeros up to `size`.
+// Copies a row of `count` numbers and fills it with zeros up to `size`.
 template <class Source, class Target>
 inline void copy_row(Target* to, const Source* from, int64_t count, int64_t size) {
   int64_t column = 0;
@@ -81,9 +81,9 @@ inline float dot(const float* a, const Source* b, int64_t count) {
   Floats total{};
   int64_t column = 0;
   for (; column + LANES <= count; column += LANES) total += load(a + column) * load(b + column);
-  float made = sum(total);
-  for (; column < count; ++column) made += a[column] * number(b[column]);
-  return made;
+  float total_sum = sum(total);
+  for (; column < count; ++column) total_sum += a[column] * number(b[column]);
+  return total_sum;
 }
 
 // Rows first … first + count of a tensor, `columns` wide, as (rows, size), with zeros beyond.
@@ -124,7 +124,7 @@ inline void transpose_tile(float* to, int64_t ld, const float* from, int64_t fro
     for (int64_t column = 0; column < columns; ++column) to[column * ld + row] = from[row * from_ld + column];
 }
 
-// A tile of keys or values as the right operand of a product that runs over their columns: (columns, ld) with zeros for the
+// Lays out a tile of keys or values as the right operand of a product that sums over their columns: (columns, ld) with zeros for the
 // keys beyond `count`. `spare` holds (ld, columns) numbers.
 inline void lay_transposed(float* to, int64_t ld, const Tensor& tensor, int64_t batch, int64_t head, int64_t first,
                            int64_t count, int64_t columns, float* spare) {
@@ -132,7 +132,7 @@ inline void lay_transposed(float* to, int64_t ld, const Tensor& tensor, int64_t 
   transpose_tile(to, ld, spare, columns, ld, columns);
 }
 
-// The same of bfloat16: a pair of columns is one number of 32 bits, (columns / 2, ld, 2).
+// The same for bfloat16: a pair of columns is one number of 32 bits, (columns / 2, ld, 2).
 inline void lay_transposed(Bfloat16* to, int64_t ld, const Tensor& tensor, int64_t batch, int64_t head, int64_t first,
                            int64_t count, int64_t columns, float* spare) {
   const int64_t pairs = (columns + 1) / 2;
@@ -140,7 +140,7 @@ inline void lay_transposed(Bfloat16* to, int64_t ld, const Tensor& tensor, int64
   transpose_tile((float*)to, ld, spare, pairs, ld, pairs);
 }
 
-// A tile of keys or values as the right operand of a product that runs over the keys: (rows, columns), rows ≥ count.
+// Lays out a tile of keys or values as the right operand of a product that sums over the keys: (rows, columns), rows ≥ count.
 inline void lay_straight(float* to, const Tensor& tensor, int64_t batch, int64_t head, int64_t first, int64_t count,
                          int64_t rows, int64_t columns, float*) {
   copy_rows(to, tensor, batch, head, first, count, rows, columns, columns);
@@ -155,7 +155,7 @@ inline void interleave(Bfloat16* to, const Bfloat16* from, int64_t rows, int64_t
   }
 }
 
-// The same of bfloat16: pairs of keys interleaved.
+// The same for bfloat16: pairs of keys are interleaved.
 inline void lay_straight(Bfloat16* to, const Tensor& tensor, int64_t batch, int64_t head, int64_t first, int64_t count,
                          int64_t rows, int64_t columns, float* spare) {
   Bfloat16* lines = (Bfloat16*)spare;

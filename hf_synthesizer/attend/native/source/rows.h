@@ -1,56 +1,56 @@
-// One row of logits: its terms added up, what it does not see hidden.
+// One row of logits: the sum of its terms. Keys that the query does not see are hidden.
 #pragma once
 
 #include "products.h"
 
 namespace {
 
-// What a thread writes a row of factors and of outer products to.
+// A thread's memory for one row of factors and of outer products.
 struct RowSpace {
   float* inner[MOST_OUTERS];  // (a,) and zeros
   float* outer[MOST_OUTERS];  // (b,)
-  float* made;                // a row of outer products, with room before and behind
+  float* products;            // a row of outer products, with room before and behind
 
-  static int64_t numbers(const Problem& problem) {
+  static int64_t numbers(const KernelArguments& arguments) {
     int64_t needed = 0;
-    for (int64_t n = 0; n < problem.outers; ++n)
-      needed = std::max(needed, round_up(problem.outer[n].a, LANES) + LANES);
+    for (int64_t n = 0; n < arguments.outers; ++n)
+      needed = std::max(needed, round_up(arguments.outer[n].a, LANES) + LANES);
     int64_t total = KEYS + 2 * needed + 4 * LANES;
-    for (int64_t n = 0; n < problem.outers; ++n)
-      total += round_up(problem.outer[n].a, LANES) + round_up(problem.outer[n].b, LANES) + 2 * LANES;
+    for (int64_t n = 0; n < arguments.outers; ++n)
+      total += round_up(arguments.outer[n].a, LANES) + round_up(arguments.outer[n].b, LANES) + 2 * LANES;
     return round_up(total, LANES);
   }
 
-  RowSpace(const Problem& problem, float* memory) {
-    for (int64_t n = 0; n < problem.outers; ++n) {
+  RowSpace(const KernelArguments& arguments, float* memory) {
+    for (int64_t n = 0; n < arguments.outers; ++n) {
       inner[n] = memory;
-      memory += round_up(problem.outer[n].a, LANES) + LANES;
+      memory += round_up(arguments.outer[n].a, LANES) + LANES;
       outer[n] = memory;
-      memory += round_up(problem.outer[n].b, LANES) + LANES;
+      memory += round_up(arguments.outer[n].b, LANES) + LANES;
     }
-    made = memory;
+    products = memory;
   }
 };
 
-// The factors of a query's outer products, in float32 and with zeros behind.
-inline void read_factors(const Problem& problem, RowSpace& space, int64_t batch, int64_t head, int64_t query) {
-  for (int64_t n = 0; n < problem.outers; ++n) {
-    const Outer& term = problem.outer[n];
+// The factors of a query's outer products, in float32 and followed by zeros.
+inline void read_factors(const KernelArguments& arguments, RowSpace& space, int64_t batch, int64_t head, int64_t query) {
+  for (int64_t n = 0; n < arguments.outers; ++n) {
+    const Outer& term = arguments.outer[n];
     of_kind(term.inner, batch, head, query,
             [&](auto* from) { copy_row(space.inner[n], from, term.a, round_up(term.a, LANES)); });
     of_kind(term.outer, batch, head, query, [&](auto* from) { copy_row(space.outer[n], from, term.b, term.b); });
   }
 }
 
-// inner[j mod a] · outer[j div a] for the keys j from `first` on; returns where the first of them stands in `made`.
-inline float* outer_product(float* made, const float* inner, const float* outer, int64_t a, int64_t first, int64_t count) {
+// Writes inner[j mod a] · outer[j div a] for the keys j = first … first + count to `products`. Returns a pointer to key `first`.
+inline float* outer_product(float* products, const float* inner, const float* outer, int64_t a, int64_t first, int64_t count) {
   const int64_t begin = first / a, skipped = first - begin * a;
-  float* place = made;
-  for (int64_t part = begin; place < made + skipped + count; ++part, place += a) {
+  float* place = products;
+  for (int64_t part = begin; place < products + skipped + count; ++part, place += a) {
     const float factor = outer[part];
     for (int64_t column = 0; column < a; column += LANES) store(place + column, load(inner + column) * factor);
   }
-  return made + skipped;
+  return products + skipped;
 }
 
 template <class Target, class Source>
@@ -76,44 +76,44 @@ inline void hide(float* row, const uint8_t* keep, int64_t count) {
   for (; column < count; ++column) row[column] = keep[column] ? row[column] : HIDDEN;
 }
 
-// The logits of a query for the keys first … first + count, of which it sees the first `seen`; `row` holds its low-rank terms
-// where there are any. Returns where they stand; behind those that are seen it is hidden up to `size`.
-inline const float* logits_of(const Problem& problem, RowSpace& space, float* row, int64_t batch, int64_t head,
+// The logits of a query for the keys from `first` on. The query sees the first `seen` of them; the others, up to `size`, are
+// HIDDEN. `row` holds the low-rank terms, if there are any. Returns a pointer to the logits, which need not be `row`.
+inline const float* logits_of(const KernelArguments& arguments, RowSpace& space, float* row, int64_t batch, int64_t head,
                               int64_t query, int64_t first, int64_t seen, int64_t size) {
-  bool fresh = problem.rank == 0;
-  const Added& alone = problem.added[0];
-  if (fresh && problem.addeds == 1 && !problem.outers && !alone.weight && alone.tensor.kind == FLOAT32 && !problem.keep.data &&
+  bool fresh = arguments.rank == 0;
+  const Added& only_term = arguments.added[0];
+  if (fresh && arguments.addeds == 1 && !arguments.outers && !only_term.weight && only_term.tensor.kind == FLOAT32 && !arguments.keep.data &&
       seen == size)
-    return at<float>(alone.tensor, batch, head, query) + first;  // nothing is to be added to it
-  for (int64_t n = 0; n < problem.outers && seen > 0; ++n) {
-    float* made = outer_product(space.made, space.inner[n], space.outer[n], problem.outer[n].a, first, seen);
-    if (fresh && problem.outers == 1)
-      row = made;
+    return at<float>(only_term.tensor, batch, head, query) + first;  // the only term: no copy needed
+  for (int64_t n = 0; n < arguments.outers && seen > 0; ++n) {
+    float* products = outer_product(space.products, space.inner[n], space.outer[n], arguments.outer[n].a, first, seen);
+    if (fresh && arguments.outers == 1)
+      row = products;
     else
-      add_row(row, made, 1.0f, seen, fresh);
+      add_row(row, products, 1.0f, seen, fresh);
     fresh = false;
   }
-  for (int64_t n = 0; n < problem.addeds; ++n) {
-    const Added& term = problem.added[n];
+  for (int64_t n = 0; n < arguments.addeds; ++n) {
+    const Added& term = arguments.added[n];
     const float weight = term.weight ? term.weight[head] : 1.0f;
     of_kind(term.tensor, batch, head, query, [&](auto* from) { add_row(row, from + first, weight, seen, fresh); });
     fresh = false;
   }
-  if (problem.keep.data) hide(row, at<uint8_t>(problem.keep, batch, head, query) + first, seen);
+  if (arguments.keep.data) hide(row, at<uint8_t>(arguments.keep, batch, head, query) + first, seen);
   for (int64_t column = seen; column < size; ++column) row[column] = HIDDEN;
   return row;
 }
 
-// GCC takes a function that does nothing else than `__builtin_prefetch` for one without an effect, and drops its calls.
+// Assembly, because GCC drops calls of a function that only calls `__builtin_prefetch`.
 inline void fetch_line(const void* place) { asm volatile("prefetcht0 %0" : : "m"(*(const char*)place)); }
 
-// Ask the memory for what tables hold of the row that comes AHEAD rows after `row`; behind the last one of a tile, that is a row
-// of the next KEYS keys.
-inline void fetch_ahead(const Problem& problem, int64_t batch, int64_t head, int64_t first_query, int64_t row, int64_t rows,
+// Prefetches the tables' numbers for the row that comes AHEAD rows after `row`. After a tile's last row, this is a row of the next
+// KEYS keys.
+inline void fetch_ahead(const KernelArguments& arguments, int64_t batch, int64_t head, int64_t first_query, int64_t row, int64_t rows,
                         int64_t first, int64_t end) {
   const int64_t query = first_query + (row + AHEAD) % rows, from_key = row + AHEAD < rows ? first : first + KEYS;
-  for (int64_t n = 0; n < problem.addeds; ++n) {
-    const Tensor& table = problem.added[n].tensor;
+  for (int64_t n = 0; n < arguments.addeds; ++n) {
+    const Tensor& table = arguments.added[n].tensor;
     if (!table.row) continue;
     of_kind(table, batch, head, query, [&](auto* from) {
       const int64_t line = 64 / sizeof *from;
@@ -123,29 +123,29 @@ inline void fetch_ahead(const Problem& problem, int64_t batch, int64_t head, int
 }
 
 inline bool has_nan(const float* row, int64_t count) {
-  Ints found{};
-  for (int64_t column = 0; column < count; column += LANES) found |= load(row + column) != load(row + column);
+  Ints nan_lanes{};
+  for (int64_t column = 0; column < count; column += LANES) nan_lanes |= load(row + column) != load(row + column);
   for (int64_t lane = 0; lane < LANES; ++lane)
-    if (found[lane]) return true;
+    if (nan_lanes[lane]) return true;
   return false;
 }
 
-// Zeros for the keys first … first + size that a query does not see.
-inline void clear_hidden(const Problem& problem, float* row, int64_t batch, int64_t head, int64_t query, int64_t first,
+// Writes zeros for the keys first … first + size that a query does not see.
+inline void clear_hidden(const KernelArguments& arguments, float* row, int64_t batch, int64_t head, int64_t query, int64_t first,
                          int64_t seen, int64_t size) {
   for (int64_t column = 0; column < size; ++column)
-    if (column >= seen || (problem.keep.data && !at<uint8_t>(problem.keep, batch, head, query)[first + column])) row[column] = 0.0f;
+    if (column >= seen || (arguments.keep.data && !at<uint8_t>(arguments.keep, batch, head, query)[first + column])) row[column] = 0.0f;
 }
 
 // How many of the keys first … first + count a query sees.
-inline int64_t seen_of(const Problem& problem, int64_t query, int64_t first, int64_t count) {
-  return std::max<int64_t>(0, std::min(count, query + problem.causal_offset + 1 - first));
+inline int64_t seen_of(const KernelArguments& arguments, int64_t query, int64_t first, int64_t count) {
+  return std::max<int64_t>(0, std::min(count, query + arguments.causal_offset + 1 - first));
 }
 
-inline int64_t keys_of(const Problem& problem, int64_t batch) { return problem.ends ? problem.ends[batch] : problem.keys; }
+inline int64_t keys_of(const KernelArguments& arguments, int64_t batch) { return arguments.ends ? arguments.ends[batch] : arguments.keys; }
 
-inline uint64_t number_of_row(const Problem& problem, int64_t batch, int64_t head, int64_t query) {
-  return (uint64_t)((batch * problem.heads + head) * problem.queries + query);
+inline uint64_t number_of_row(const KernelArguments& arguments, int64_t batch, int64_t head, int64_t query) {
+  return (uint64_t)((batch * arguments.heads + head) * arguments.queries + query);
 }
 
 }  // namespace

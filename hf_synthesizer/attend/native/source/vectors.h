@@ -1,4 +1,4 @@
-// Vectors as wide as the instruction set that this is compiled for, by the compiler's own vector types.
+// Vectors as wide as the target's instruction set, by the compiler's vector types.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,9 @@ typedef uint16_t Bfloat16;  // its bits
 inline Floats all(float number) { return Floats{} + number; }
 
 inline Floats load(const float* from) {
-  Floats made;
-  std::memcpy(&made, from, sizeof made);
-  return made;
+  Floats numbers;
+  std::memcpy(&numbers, from, sizeof numbers);
+  return numbers;
 }
 
 inline Floats load(const Bfloat16* from) {
@@ -45,7 +45,7 @@ inline Floats load(const Bfloat16* from) {
 
 inline void store(float* to, Floats numbers) { std::memcpy(to, &numbers, sizeof numbers); }
 
-// Rounded to the nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline void store(Bfloat16* to, Floats numbers) {
 #if defined(__AVX512BF16__)
   const __m256bh halves = _mm512_cvtneps_pbh((__m512)numbers);
@@ -53,7 +53,7 @@ inline void store(Bfloat16* to, Floats numbers) {
 #else
   const Words bits = (Words)numbers;
   const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const Words quiet = (bits >> 16) | 0x40;  // of a NaN, which rounding up could make an infinity
+  const Words quiet = (bits >> 16) | 0x40;  // keeps a NaN a NaN: rounding could make it an infinity
   const Halves halves = __builtin_convertvector((numbers == numbers) ? rounded : quiet, Halves);
   std::memcpy(to, &halves, sizeof halves);
 #endif
@@ -63,9 +63,9 @@ inline float number(float bits) { return bits; }
 
 inline float number(Bfloat16 bits) {
   const uint32_t word = (uint32_t)bits << 16;
-  float made;
-  std::memcpy(&made, &word, 4);
-  return made;
+  float numbers;
+  std::memcpy(&numbers, &word, 4);
+  return numbers;
 }
 
 inline void put(float* to, float from) { *to = from; }
@@ -97,24 +97,24 @@ inline float sum(Floats numbers) {
 // e^x for x ≤ 0 within two units of the last place; 0 below −87, where it is no longer a normal number; NaN for NaN.
 // e^x = 2^n · e^r with n = round(x / ln 2), |r| ≤ ln 2 / 2, and e^r by a polynomial.
 inline Floats exponential(Floats x) {
-  const float shift = 12582912.0f;  // 1.5 · 2²³: what is added to it is rounded to a whole number, in its last bits
+  const float shift = 12582912.0f;  // 1.5 · 2²³: adding it rounds a number to an integer, held in the last bits
   const Floats shifted = x * 1.44269504f + shift;
   const Floats n = shifted - shift;
   Floats r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
-  Floats made = all(1.9875691500e-4f);
-  made = made * r + 1.3981999507e-3f;
-  made = made * r + 8.3334519073e-3f;
-  made = made * r + 4.1665795894e-2f;
-  made = made * r + 1.6666665459e-1f;
-  made = made * r + 5.0000001201e-1f;
-  made = made * (r * r) + r + 1.0f;
-  made = (Floats)((Words)made + ((Words)shifted << 23));
-  made = made + x * 0.0f;  // the last bits of a NaN, all ones in one that a GPU made, were shifted into its exponent
-  return x < -87.0f ? Floats{} : made;
+  Floats power = all(1.9875691500e-4f);
+  power = power * r + 1.3981999507e-3f;
+  power = power * r + 8.3334519073e-3f;
+  power = power * r + 4.1665795894e-2f;
+  power = power * r + 1.6666665459e-1f;
+  power = power * r + 5.0000001201e-1f;
+  power = power * (r * r) + r + 1.0f;
+  power = (Floats)((Words)power + ((Words)shifted << 23));
+  power = power + x * 0.0f;  // the last bits of a NaN, all ones in one that a GPU made, were shifted into its exponent
+  return x < -87.0f ? Floats{} : power;
 }
 
-// Which weights are dropped is a function of a seed and of their place: 32 bits for each, of a hash with two multiplications.
+// Dropout is a function of a seed and of a weight's position. A hash with two multiplications gives 32 bits for each weight.
 struct RowOfDropout {
   uint32_t first, second, threshold;
 
@@ -128,7 +128,7 @@ struct RowOfDropout {
     threshold = dropout >= 1.0 ? 0xffffffffu : (uint32_t)(dropout * 4294967296.0);
   }
 
-  // 1 where the weights of the keys from `key` on are kept, 0 where they are dropped.
+  // For LANES keys from `key` on: 1 if the weight is kept, 0 if it is dropped.
   Floats kept(int64_t key) const {
     Words bits;
     for (int64_t lane = 0; lane < LANES; ++lane) bits[lane] = (uint32_t)lane;

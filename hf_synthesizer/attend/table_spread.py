@@ -1,4 +1,4 @@
-"""How far the numbers of a static table lie apart, known without asking a device for it."""
+"""Upper bounds of max − min over a static table, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ UNKNOWN = float("inf")
 
 
 def known_spread(term: StaticTerm) -> float:
-    """`StaticTerm.spread` or more, infinite while it is unknown.
+    """An upper bound of `StaticTerm.spread`; infinite while it is unknown.
 
-    It is measured once for each state of a parameter, and becomes known when the next mask is asked about. A table that is
-    being trained has another state each step, and a mixing weight is another tensor each time: neither is measured.
+    The bound is computed once for each version of a parameter. The next read of a mask transfers it. Tables in training and terms
+    with a mixing weight change at each step, so their bounds stay unknown.
     """
     if term.weight is not None:
         return UNKNOWN
-    tensors = [_whole(tensor) for tensor in (term.table, term.keys) if tensor is not None]
+    tensors = [_base(tensor) for tensor in (term.table, term.keys) if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return UNKNOWN
     if len(tensors) == 1:
@@ -26,16 +26,16 @@ def known_spread(term: StaticTerm) -> float:
             DeviceRead(tensors[0], "extremes", lambda: torch.stack(torch.aminmax(tensors[0].detach())))
         )
         return UNKNOWN if extremes is None else extremes[1] - extremes[0]
-    norms = [read_later(_longest(tensor)) for tensor in tensors]
+    norms = [read_later(_largest_norm(tensor)) for tensor in tensors]
     if norms[0] is None or norms[1] is None:
         return UNKNOWN
     return 2 * norms[0][0] * norms[1][0]  # |a · b| ≤ |a| · |b|
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The parameter that a tensor is a view of: what is known of it holds for each part, in every forward."""
+def _base(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a view belongs to. A bound of the whole also bounds each part, and stays cached over forwards."""
     return tensor if tensor._base is None else tensor._base
 
 
-def _longest(factor: torch.Tensor) -> DeviceRead:
+def _largest_norm(factor: torch.Tensor) -> DeviceRead:
     return DeviceRead(factor, "longest", lambda: factor.detach().float().norm(dim=-1).amax().view(1))

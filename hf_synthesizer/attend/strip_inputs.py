@@ -1,4 +1,4 @@
-"""The strips of the device route: how logits are cut, and what one strip is made of."""
+"""The strips of the strips route: their sizes, their inputs and their output."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..logits.masks import AttentionMask
 from .randomness import generator_at
 from .terms import StaticTerm, Terms
 
-NUMBERS = 1 << 25  # logits of a strip, at most: 128 MB in float32, of which a handful are alive at once
-WHOLE = 512  # queries of a short sequence, which go together where NUMBERS allows
-ROWS = 128  # queries of a longer one
-FEWEST = 32  # queries; rather than fewer, some heads at a time
+MOST_LOGITS = 1 << 25  # in one strip: 128 MB in float32; a few such tensors exist at once
+SHORT_LENGTH = 512  # up to this length, all queries share a strip if MOST_LOGITS allows
+QUERIES = 128  # in one strip of a longer sequence
+FEWEST_QUERIES = 32  # in one strip; below this, a strip takes fewer heads instead
 
 Tensors = Sequence[torch.Tensor | None]
 
 
 class Strip(NamedTuple):
-    """Some heads and queries of all rows of the batch, and how many keys these queries can see."""
+    """Heads and queries of all rows of the batch, and the number of keys up to the last that these queries see."""
 
     heads: slice
     queries: slice
@@ -31,20 +31,19 @@ class Strip(NamedTuple):
 
 
 def size_of_a_strip(batch: int, heads: int, query_length: int, key_length: int) -> tuple[int, int]:
-    """How many heads and how many queries go together."""
-    together = max(1, min(heads, NUMBERS // (batch * key_length * FEWEST)))
-    most = query_length if max(query_length, key_length) <= WHOLE else ROWS
-    return together, max(1, min(most, NUMBERS // (batch * together * key_length)))
+    """(number of heads, number of queries) of a strip."""
+    heads_together = max(1, min(heads, MOST_LOGITS // (batch * key_length * FEWEST_QUERIES)))
+    most_queries = query_length if max(query_length, key_length) <= SHORT_LENGTH else QUERIES
+    return heads_together, max(1, min(most_queries, MOST_LOGITS // (batch * heads_together * key_length)))
 
 
 @dataclass(frozen=True)
-class Cuts:
-    """Everything a strip is made of but the tensors themselves, which are handed in so that autograd sees them.
+class StripInputs:
+    """The inputs of a strip, except for tensors with gradients: these are separate arguments, so that autograd sees them.
 
     The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r), key (1 or B, H, Lk, r), key_bias (1 or B, H or 1, 1, Lk),
     then an inner and an outer for each tiled term, an explicit (1 or B, 1 or H, 1 or Lq, Lk) each, weight, table and keys of
-    each static term; and of each term whose columns have places in each row of the batch weight, table and nothing, or
-    nothing, inner and outer.
+    each static term, and for each placed term (weight, table, None) or (None, inner, outer).
     """
 
     batch: int
@@ -54,22 +53,22 @@ class Cuts:
     tiled_terms: int
     explicit_terms: int
     static_terms: int
-    places: tuple[tuple[torch.Tensor | None, torch.Tensor], ...]
-    """Of queries (B or 1, Lq) and keys (B or 1, Lk), for each placed term."""
+    term_positions: tuple[tuple[torch.Tensor | None, torch.Tensor], ...]
+    """Positions of queries (B or 1, Lq) and of keys (B or 1, Lk), for each placed term."""
     keep: torch.Tensor | None
     causal_offset: int | torch.Tensor | None
     dropout: float
     state: torch.Tensor | None = None
-    """Of the device's generator when the forward began to draw."""
+    """State of the device's generator before the forward drew dropout."""
 
     @classmethod
     def of(
         cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float
-    ) -> tuple[Cuts, list[torch.Tensor | None]]:
-        """The cuts, and their tensors in order, cast as autocast would cast what is multiplied."""
-        low = None if value.dtype == torch.float64 else autocast_dtype(value.device)
-        if low is not None:
-            value = value.to(low)
+    ) -> tuple[StripInputs, list[torch.Tensor | None]]:
+        """The inputs, and their tensors in order. Operands of matrix products are cast to autocast's dtype."""
+        autocast_to = None if value.dtype == torch.float64 else autocast_dtype(value.device)
+        if autocast_to is not None:
+            value = value.to(autocast_to)
         query: torch.Tensor | None = None
         key: torch.Tensor | None = None
         if len(terms.low_rank) == 1:
@@ -81,12 +80,12 @@ class Cuts:
             tensors += [inner, outer]
         tensors += terms.explicit
         for term in terms.static:
-            thin = low is not None and term.keys is not None
-            tensors += term if not thin else [term.weight, term.table.to(value.dtype), term.keys.to(value.dtype)]  # type: ignore[union-attr]
+            factorized = autocast_to is not None and term.keys is not None
+            tensors += term if not factorized else [term.weight, term.table.to(value.dtype), term.keys.to(value.dtype)]  # type: ignore[union-attr]
         for weight, placed in terms.placed:
-            made = placed.made
-            tensors += [None, made.inner, made.outer] if isinstance(made, Tiled) else [weight, made.table, None]
-        cuts = cls(
+            form = placed.form
+            tensors += [None, form.inner, form.outer] if isinstance(form, Tiled) else [weight, form.table, None]
+        strip_inputs = cls(
             batch=len(value),
             heads=value.shape[1],
             query_length=terms.query_length,
@@ -94,12 +93,12 @@ class Cuts:
             tiled_terms=len(terms.tiled),
             explicit_terms=len(terms.explicit),
             static_terms=len(terms.static),
-            places=tuple((term.query, term.key) for _, term in terms.placed),
+            term_positions=tuple((term.query, term.key) for _, term in terms.placed),
             keep=mask.keep,
             causal_offset=mask.causal_offset,
             dropout=dropout,
         )
-        return cuts, tensors
+        return strip_inputs, tensors
 
     @property
     def first_explicit(self) -> int:
@@ -114,22 +113,22 @@ class Cuts:
         return self.first_static + 3 * self.static_terms
 
     def generator(self, device: torch.device) -> torch.Generator | None:
-        """One that draws what the forward drew; None, the device's own, where nothing was drawn yet."""
+        """A generator that repeats the forward's draws; None (the device's default) in the forward itself."""
         return None if self.state is None else generator_at(device, self.state)
 
     def strips(self) -> Iterator[Strip]:
-        """One heads' queries after the other's, all heads at once unless a few queries of theirs are too much."""
-        together, rows = size_of_a_strip(self.batch, self.heads, self.query_length, self.key_length)
-        for head in range(0, self.heads, together):
+        """All strips, ordered by heads, then by queries."""
+        heads_together, rows = size_of_a_strip(self.batch, self.heads, self.query_length, self.key_length)
+        for head in range(0, self.heads, heads_together):
             for start in range(0, self.query_length, rows):
                 stop = min(start + rows, self.query_length)
                 seen = self.key_length
                 if isinstance(self.causal_offset, int):
                     seen = max(1, min(seen, stop + self.causal_offset))
-                yield Strip(slice(head, min(head + together, self.heads)), slice(start, stop), seen)
+                yield Strip(slice(head, min(head + heads_together, self.heads)), slice(start, stop), seen)
 
-    def place(self, number: int, tensor: torch.Tensor, tensors: Tensors, strip: Strip) -> tuple[slice, ...]:
-        """Where a strip's part of a tensor lies."""
+    def part_of(self, number: int, tensor: torch.Tensor, tensors: Tensors, strip: Strip) -> tuple[slice, ...]:
+        """The index of a strip's part of a tensor, as slices."""
         everything, keys = slice(None), slice(strip.seen)
         if number in (0, 2):
             return everything, strip.heads, keys
@@ -139,7 +138,7 @@ class Cuts:
             inner = cast(torch.Tensor, tensors[number - number % 2])
             columns = everything if number % 2 == 0 else slice(-(-strip.seen // inner.shape[-1]))
             return everything, strip.heads, strip.queries, columns
-        if number < self.first_static:  # it broadcasts to the logits
+        if number < self.first_static:  # broadcasts to the logits
             heads = strip.heads if tensor.shape[1] > 1 else everything
             queries = strip.queries if tensor.shape[2] > 1 else everything
             return everything, heads, queries, keys
@@ -153,11 +152,13 @@ class Cuts:
             return (heads,)
         if kind == 2:
             return heads, keys
-        thin = tensors[number + 1] is not None
-        return (heads, strip.queries) if thin else (heads, strip.queries, keys)
+        factorized = tensors[number + 1] is not None
+        return (heads, strip.queries) if factorized else (heads, strip.queries, keys)
 
-    def placed(self, strip: Strip, term: Tensors, query: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor:
-        """The logits (B, g, rows, seen) of a term whose columns have places."""
+    def placed_logits(
+        self, strip: Strip, term: Tensors, query: torch.Tensor | None, key: torch.Tensor
+    ) -> torch.Tensor:
+        """The logits (B, g, rows, seen) of a placed term."""
         weight, first, outer = term
         key, first = key[:, : strip.seen], cast(torch.Tensor, first)
         if outer is not None:
@@ -165,12 +166,12 @@ class Cuts:
         logits = place_table(first, cast(torch.Tensor, query)[:, strip.queries], key)
         return logits if weight is None else logits * weight.to(logits.dtype)[:, None, None]
 
-    def is_whole(self, strip: Strip) -> bool:
-        """Whether there is no other strip."""
+    def covers_all_logits(self, strip: Strip) -> bool:
+        """Whether this is the only strip."""
         return (strip.heads, strip.queries) == (slice(0, self.heads), slice(0, self.query_length))
 
-    def is_alone(self, number: int, tensor: torch.Tensor) -> bool:
-        """Whether no number of a tensor is in more than one strip: one number a query, and a head."""
+    def has_disjoint_parts(self, number: int, tensor: torch.Tensor) -> bool:
+        """Whether each number of a tensor belongs to one strip only."""
         if number < self.first_static:
             return number == 1 or (number > 3 and min(tensor.shape[1:3]) > 1)
         if number >= self.first_placed:
@@ -178,19 +179,19 @@ class Cuts:
         return (number - self.first_static) % 3 == 1 and len(tensor) == self.heads
 
     def pieces(self, strip: Strip, tensors: Tensors) -> list[torch.Tensor | None]:
-        """The parts of the tensors that a strip is made of, as views."""
+        """A strip's parts of the tensors, as views."""
         return [
-            None if tensor is None else tensor[self.place(number, tensor, tensors, strip)]
+            None if tensor is None else tensor[self.part_of(number, tensor, tensors, strip)]
             for number, tensor in enumerate(tensors)
         ]
 
-    def attend(self, strip: Strip, pieces: Tensors, generator: torch.Generator | None) -> torch.Tensor:
+    def strip_output(self, strip: Strip, pieces: Tensors, generator: torch.Generator | None) -> torch.Tensor:
         """The output (B, g, rows, d_v) of a strip."""
         value = cast(torch.Tensor, pieces[0])
         scores = self.logits(strip, pieces)
         visible = self.visible(strip, scores.device)
         if visible is not None:
-            # The dtype's minimum and not −inf: a row of −inf alone would put NaN into the gradient.
+            # The dtype's minimum, not −inf: the gradient of a row of only −inf is NaN.
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1).to(value.dtype).expand(self.batch, -1, -1, -1)
         if self.dropout:
@@ -200,7 +201,7 @@ class Cuts:
         return output if visible is None else output.masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
     def visible(self, strip: Strip, device: torch.device) -> torch.Tensor | None:
-        """What the queries of a strip see, as a bool tensor that broadcasts to (B, g, rows, seen); None: everything."""
+        """True where a query of a strip sees a key, broadcasts to (B, g, rows, seen); None if all see all."""
         keep = self.keep
         if keep is not None:
             keep = keep[
@@ -227,10 +228,10 @@ class Cuts:
             parts.append((outer.unsqueeze(-1) * inner.unsqueeze(-2)).flatten(-2)[..., : strip.seen])
         for number in range(self.first_static, self.first_placed, 3):
             term = StaticTerm(*pieces[number : number + 3])  # type: ignore[arg-type]
-            parts.append(term.whole().unsqueeze(0))
-        for number, places in enumerate(self.places):
+            parts.append(term.materialize().unsqueeze(0))
+        for number, term_positions in enumerate(self.term_positions):
             start = self.first_placed + 3 * number
-            parts.append(self.placed(strip, pieces[start : start + 3], *places))
+            parts.append(self.placed_logits(strip, pieces[start : start + 3], *term_positions))
         parts += cast(list[torch.Tensor], pieces[self.first_explicit : self.first_static])
         if key_bias is not None:
             parts.append(key_bias)

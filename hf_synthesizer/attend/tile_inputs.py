@@ -1,4 +1,4 @@
-"""The tiles of the tiled route: how a problem is cut, and what a tile of logits and of its gradient is made of."""
+"""The tiles of the tiled route: their sizes, their inputs, their logits and their gradients."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from ..device.matmul import product
 from ..logits.masks import AttentionMask
-from .static import accumulate, empty_gradients
+from .static import accumulate_static_gradients, empty_static_gradients
 from .terms import Terms, static_terms
 
-ROWS = 512  # of a tile: fewer make its matrix products slow, more push it out of the cache (docs/performance.md)
-TILE = 1 << 18  # numbers in a tile of several short heads
+ROWS = 512  # of a tile: with fewer, matrix products are slow; with more, a tile does not fit the cache (docs/performance.md)
+TILE_LOGITS = 1 << 18  # logits of a tile that holds several heads of a short sequence
 
 
 class Block(NamedTuple):
-    """One row of the batch, some heads, some queries, and how many keys these queries can see."""
+    """One row of the batch, some heads, some queries, and the number of keys up to the last that these queries see."""
 
     row: int
     heads: slice
@@ -27,11 +27,11 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Everything a tile is made of. Tensors are bound later, so that autograd sees them.
+class TileInputs:
+    """The inputs of a tile. `with_tensors` adds the tensors, after autograd has seen them.
 
-    Where `keep` is a mask of keys, `ends` says for each row of the batch how many keys there are up to the last one that
-    is seen: the padding behind it is cut off instead of masked; and `holes`, whether one before it is hidden.
+    If `keep` is a mask of keys, `ends` holds the index of the last visible key + 1 for each row of the batch: later keys are cut
+    off, not masked. `holes` says for each row whether an earlier key is hidden.
 
     The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r), key (1 or B, H, Lk, r), key_bias (1 or B, H or 1, 1, Lk), then
     an inner and an outer for each tiled term, an explicit (1 or B, 1 or H, 1 or Lq, Lk) each, and weight, table and keys
@@ -49,13 +49,13 @@ class Problem:
     ends: tuple[int, ...] | None = None
     holes: tuple[bool, ...] | None = None
     tensors: Sequence[torch.Tensor | None] = ()
-    latest: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
+    contiguous_heads: dict[int, tuple[Any, torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float
-    ) -> tuple[Problem, list[torch.Tensor | None]]:
-        """The problem, and its tensors in order."""
+    ) -> tuple[TileInputs, list[torch.Tensor | None]]:
+        """The inputs, and their tensors in order."""
         query: torch.Tensor | None = None
         key: torch.Tensor | None = None
         if len(terms.low_rank) == 1:
@@ -69,8 +69,8 @@ class Problem:
         for term in terms.static:
             tensors += term
         seed = int(torch.randint(1 << 62, ())) if dropout else 0
-        ends, holes = _ends(mask, len(value))
-        problem = cls(
+        ends, holes = _key_ends(mask, len(value))
+        tile_inputs = cls(
             query_length=terms.query_length,
             key_length=value.shape[-2],
             tiled_terms=len(terms.tiled),
@@ -82,13 +82,13 @@ class Problem:
             ends=ends,
             holes=holes,
         )
-        return problem, tensors
+        return tile_inputs, tensors
 
-    def bind(self, tensors: Sequence[torch.Tensor | None]) -> Problem:
-        return replace(self, tensors=tensors, latest={})
+    def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> TileInputs:
+        return replace(self, tensors=tensors, contiguous_heads={})
 
-    def unbound(self) -> Problem:
-        return replace(self, tensors=(), latest={})
+    def without_tensors(self) -> TileInputs:
+        return replace(self, tensors=(), contiguous_heads={})
 
     @property
     def value(self) -> torch.Tensor:
@@ -103,45 +103,45 @@ class Problem:
         return self.first_explicit + self.explicit_terms
 
     def generator(self) -> torch.Generator | None:
-        """A generator that draws the same dropout in forward and backward."""
+        """A generator that draws the same dropout in the forward and the backward."""
         return torch.Generator().manual_seed(self.seed) if self.dropout else None
 
     def blocks(self) -> Iterator[Block]:
         """Several heads of a short sequence at a time, or `ROWS` queries of one head of a long one."""
         batch, heads = self.value.shape[:2]
-        together = max(1, min(heads, TILE // (self.query_length * self.key_length)))
-        if together < 4:
-            together = 1  # one head at a time goes to the faster matrix product
-        rows = self.query_length if together > 1 else ROWS
+        heads_together = max(1, min(heads, TILE_LOGITS // (self.query_length * self.key_length)))
+        if heads_together < 4:
+            heads_together = 1  # one head at a time takes the faster matrix product
+        rows = self.query_length if heads_together > 1 else ROWS
         for row in range(batch):
             key_length = self.key_length if self.ends is None else self.ends[row]
             if key_length == 0:
                 continue
-            for head in range(0, heads, together):
+            for head in range(0, heads, heads_together):
                 for start in range(0, self.query_length, rows):
                     stop = min(start + rows, self.query_length)
                     seen = key_length
                     if self.causal_offset is not None:
                         seen = min(seen, stop + self.causal_offset)
-                    yield Block(row, slice(head, min(head + together, heads)), slice(start, stop), seen)
+                    yield Block(row, slice(head, min(head + heads_together, heads)), slice(start, stop), seen)
 
-    def part(self, number: int, block: Block) -> torch.Tensor:
-        """What a tensor of keys or values (B, H, Lk, r) has for a block's row and heads, (g, Lk, r).
+    def head_rows(self, number: int, block: Block) -> torch.Tensor:
+        """The keys or values (B, H, Lk, r) of a block's row and heads: (g, Lk, r), contiguous for one head.
 
-        Projections leave the heads innermost but one, which the product of one matrix does not take. All tiles of a head
-        come one after the other, so that a copy of one head at a time is enough.
+        Projections lay out tensors as (B, Lk, H, r), which a product of one matrix does not support. The tiles of a head are
+        consecutive, so the copy of one head is cached.
         """
         tensor = cast(torch.Tensor, self.tensors[number])
         row = block.row if len(tensor) > 1 else 0
         if block.heads.stop - block.heads.start > 1:
             return tensor[row, block.heads]
-        place = (row, block.heads.start)
-        if number not in self.latest or self.latest[number][0] != place:
-            self.latest[number] = place, tensor[row, block.heads].contiguous()
-        return self.latest[number][1]
+        head = (row, block.heads.start)
+        if number not in self.contiguous_heads or self.contiguous_heads[number][0] != head:
+            self.contiguous_heads[number] = head, tensor[row, block.heads].contiguous()
+        return self.contiguous_heads[number][1]
 
     def weights(self, block: Block) -> torch.Tensor:
-        """softmax(logits + mask) of one tile, in the values' dtype: (g, rows, seen). A query that sees nothing has zeros."""
+        """softmax(logits + mask) of one tile, in the values' dtype: (g, rows, seen). A query without a visible key has zeros."""
         scores = self.logits(block)
         hidden = self.hidden(block, scores.device)
         if hidden is None:
@@ -150,10 +150,10 @@ class Problem:
         return torch.softmax(scores, -1, out=scores).masked_fill_(hidden, 0.0).to(self.value.dtype)
 
     def hidden(self, block: Block, device: torch.device) -> torch.Tensor | None:
-        """What the queries of a tile do not see, as a bool tensor that broadcasts to (g, rows, seen); None: nothing."""
+        """True where a query of a tile does not see a key, broadcasts to (g, rows, seen); None if all see all."""
         hidden: torch.Tensor | None = None
         if self.keep is not None and (self.holes is None or self.holes[block.row]):
-            hidden = ~_part(self.keep, block)
+            hidden = ~_block_part(self.keep, block)
         if self.causal_offset is not None:
             rows = torch.arange(block.queries.start, block.queries.stop, device=device)[:, None]
             future = torch.arange(block.seen, device=device) > rows + self.causal_offset
@@ -161,12 +161,13 @@ class Problem:
         return hidden
 
     def logits(self, block: Block) -> torch.Tensor:
-        """One tile of logits, in fresh memory: (g, rows, seen)."""
+        """One tile of logits, in its own memory: (g, rows, seen)."""
         query, _, key_bias = self.tensors[1:4]
         total: torch.Tensor | None = None
         if query is not None:
             total = product(
-                query[block.row, block.heads, block.queries], self.part(2, block)[:, : block.seen].transpose(-1, -2)
+                query[block.row, block.heads, block.queries],
+                self.head_rows(2, block)[:, : block.seen].transpose(-1, -2),
             )
         for number in range(4, self.first_explicit, 2):
             inner, outer = self.factors(number, block)
@@ -175,18 +176,20 @@ class Problem:
         for term in static_terms(self.tensors[self.first_static :]):
             tile = term.tile(block.heads, block.queries, block.seen)
             if term.weight is None:
-                total = self._add(total, tile, block, fresh=term.keys is not None)
+                total = self._add_tile(total, tile, block, fresh=term.keys is not None)
             elif total is None:
                 total = tile * term.weight[block.heads, None, None].to(tile.dtype)
             else:
                 total = total.addcmul_(tile, term.weight[block.heads, None, None].to(tile.dtype))
         for explicit in self.tensors[self.first_explicit : self.first_static]:
-            total = self._add(total, _part(explicit, block), block)  # type: ignore[arg-type]
+            total = self._add_tile(total, _block_part(explicit, block), block)  # type: ignore[arg-type]
         if key_bias is not None:
-            total = self._add(total, _part(key_bias, block), block)
+            total = self._add_tile(total, _block_part(key_bias, block), block)
         return total  # type: ignore[return-value]
 
-    def _add(self, total: torch.Tensor | None, tile: torch.Tensor, block: Block, fresh: bool = False) -> torch.Tensor:
+    def _add_tile(
+        self, total: torch.Tensor | None, tile: torch.Tensor, block: Block, fresh: bool = False
+    ) -> torch.Tensor:
         if total is not None:
             return total.add_(tile)
         shape = (block.heads.stop - block.heads.start, block.queries.stop - block.queries.start, block.seen)
@@ -195,7 +198,7 @@ class Problem:
         return tile if fresh else tile.clone()
 
     def factors(self, number: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inner (g, rows, a) and as much of outer (g, rows, b) as the keys that are seen need."""
+        """Inner (g, rows, a) and the columns of outer (g, rows, b) that the visible keys need."""
         inner, outer = (
             cast(torch.Tensor, factor)[block.row, block.heads, block.queries]
             for factor in self.tensors[number : number + 2]
@@ -203,58 +206,62 @@ class Problem:
         return inner, outer[..., : -(-block.seen // inner.shape[-1])]
 
     def dropout_mask(self, weights: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor | None:
-        """0 where a weight is dropped, 1/(1 − p) elsewhere."""
+        """0 for dropped weights, 1/(1 − p) for the others; None without dropout."""
         if generator is None:
             return None
         return torch.empty_like(weights).bernoulli_(1 - self.dropout, generator=generator).div_(1 - self.dropout)
 
     @property
-    def whole(self) -> bool:
+    def covers_all_logits(self) -> bool:
         """Whether the tiles of each row of the batch cover all its logits."""
         return self.causal_offset is None and (self.ends is None or min(self.ends) == self.key_length)
 
     def empty_gradients(self, needed: Sequence[bool]) -> list[torch.Tensor | None]:
-        """A tensor for each input that wants a gradient, laid out as the input: zeros, but for what is written whole."""
+        """A tensor for each gradient that is needed, laid out as the input: uninitialised if it is overwritten, else zeros."""
         grads: list[torch.Tensor | None] = []
         for number, tensor in enumerate(self.tensors[: self.first_static]):
-            make = torch.empty_like if self.whole and number < 3 else torch.zeros_like
+            make = torch.empty_like if self.covers_all_logits and number < 3 else torch.zeros_like
             grads.append(make(tensor) if needed[number] and tensor is not None else None)
         static = static_terms(self.tensors[self.first_static :])
-        return grads + empty_gradients(static, needed[self.first_static :], self.whole)
+        return grads + empty_static_gradients(static, needed[self.first_static :], self.covers_all_logits)
 
-    def put(self, grad: torch.Tensor, block: Block, tile: torch.Tensor) -> None:
-        """Add a tile (g, seen, r) to the gradient of the keys or of the values that a block sees."""
-        own = block.row if len(grad) > 1 else 0
-        place = grad[own, block.heads, : block.seen]
-        if self.whole and block.queries.start == 0 and own == block.row:
-            place.copy_(tile)
+    def add_key_gradient(self, grad: torch.Tensor, block: Block, tile: torch.Tensor) -> None:
+        """Add a tile (g, seen, r) to the gradient of the keys or values that a block sees."""
+        row = block.row if len(grad) > 1 else 0
+        target = grad[row, block.heads, : block.seen]
+        if self.covers_all_logits and block.queries.start == 0 and row == block.row:
+            target.copy_(tile)
         else:
-            place += tile
+            target += tile
 
-    def accumulate(self, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
-        """Add what a tile's gradient (g, rows, seen) contributes to each input."""
+    def accumulate_gradients(self, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
+        """Add the contribution of a tile's gradient (g, rows, seen) to the gradient of each input."""
         query, key = self.tensors[1:3]
         if query is not None and key is not None:
             if grads[1] is not None:
                 grads[1][block.row, block.heads, block.queries] = product(
-                    logit_grad, self.part(2, block)[:, : block.seen]
+                    logit_grad, self.head_rows(2, block)[:, : block.seen]
                 )
             if grads[2] is not None:
                 rows = query[block.row, block.heads, block.queries].transpose(-1, -2).contiguous()
-                self.put(grads[2], block, product(rows, logit_grad).transpose(-1, -2))
+                self.add_key_gradient(grads[2], block, product(rows, logit_grad).transpose(-1, -2))
         if grads[3] is not None:
-            _add_reduced(grads[3], block, logit_grad)
+            _add_summed(grads[3], block, logit_grad)
         for number in range(4, self.first_explicit, 2):
-            self._accumulate_tiled(number, block, logit_grad, grads)
+            self._accumulate_tiled_gradients(number, block, logit_grad, grads)
         for number in range(self.first_explicit, self.first_static):
             if grads[number] is not None:
-                _add_reduced(grads[number], block, logit_grad)
+                _add_summed(grads[number], block, logit_grad)
         static = static_terms(self.tensors[self.first_static :])
         if any(grad is not None for grad in grads[self.first_static :]):
-            first = self.whole and block.row == 0
-            accumulate(grads[self.first_static :], static, logit_grad, block.heads, block.queries, first)
+            first = self.covers_all_logits and block.row == 0
+            accumulate_static_gradients(
+                grads[self.first_static :], static, logit_grad, block.heads, block.queries, first
+            )
 
-    def _accumulate_tiled(self, number: int, block: Block, logit_grad: torch.Tensor, grads: list[Any]) -> None:
+    def _accumulate_tiled_gradients(
+        self, number: int, block: Block, logit_grad: torch.Tensor, grads: list[Any]
+    ) -> None:
         inner, outer = (factor.to(logit_grad.dtype) for factor in self.factors(number, block))
         width, count = inner.shape[-1], outer.shape[-1]
         if width * count > block.seen:
@@ -266,7 +273,7 @@ class Problem:
             grads[number + 1][block.row, block.heads, block.queries, :count] = (grid @ inner.unsqueeze(-1)).squeeze(-1)
 
 
-def _ends(mask: AttentionMask, batch: int) -> tuple[tuple[int, ...] | None, tuple[bool, ...] | None]:
+def _key_ends(mask: AttentionMask, batch: int) -> tuple[tuple[int, ...] | None, tuple[bool, ...] | None]:
     """(`ends`, `holes`) of a mask of keys (B or 1, 1, 1, Lk); (None, None) for any other."""
     if mask.keep is None or mask.keep.shape[1] != 1 or mask.keep.shape[2] != 1:
         return None, None
@@ -275,17 +282,17 @@ def _ends(mask: AttentionMask, batch: int) -> tuple[tuple[int, ...] | None, tupl
     return ends, tuple(extents.hides_one(row) for row in range(batch))
 
 
-def _part(tensor: torch.Tensor, block: Block) -> torch.Tensor:
-    """What a tile needs of a tensor that broadcasts to (B, H, Lq, Lk): (1 or g, 1 or rows, seen)."""
+def _block_part(tensor: torch.Tensor, block: Block) -> torch.Tensor:
+    """A block's part of a tensor that broadcasts to (B, H, Lq, Lk): (1 or g, 1 or rows, seen)."""
     row = block.row if len(tensor) > 1 else 0
     heads = block.heads if tensor.shape[1] > 1 else slice(0, 1)
     queries = block.queries if tensor.shape[2] > 1 else slice(0, 1)
     return tensor[row, heads, queries, : block.seen]
 
 
-def _add_reduced(grad: torch.Tensor, block: Block, logit_grad: torch.Tensor) -> None:
-    part = _part(grad, block)
+def _add_summed(grad: torch.Tensor, block: Block, logit_grad: torch.Tensor) -> None:
+    head_rows = _block_part(grad, block)
     for dim in (0, 1):
-        if part.shape[dim] == 1 and logit_grad.shape[dim] > 1:
+        if head_rows.shape[dim] == 1 and logit_grad.shape[dim] > 1:
             logit_grad = logit_grad.sum(dim, keepdim=True)
-    part += logit_grad
+    head_rows += logit_grad

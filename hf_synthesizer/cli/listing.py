@@ -1,4 +1,4 @@
-"""`variants` and `model_types`: what there is."""
+"""`variants` and `model-types`: list what the library knows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .console import Json, report
 
 
 def add_to(app: typer.Typer) -> None:
-    """The commands of this file."""
+    """Register the commands of this file."""
     app.command()(variants)
     app.command()(model_types)
 
@@ -48,7 +48,7 @@ def model_types(json: Json = False) -> None:
 
     \b
     Example:
-      hf-synthesizer model types | grep llama
+      hf-synthesizer model-types | grep llama
     """
     from ..layers import list_model_types
     from ..layers.model_types import served_types

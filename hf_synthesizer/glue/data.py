@@ -137,8 +137,8 @@ def texts_of(task: Task, row: Mapping[str, Any]) -> list[tuple[str, str | None]]
     """The text of a row and its pair, if it has one. COPA has two: the premise with its question, and each of the answers."""
     values = [row[name] for name in task.fields]
     if task.multiple_choice:
-        device_read = "What was the cause of this?" if row["question"] == "cause" else "What happened as a result?"
-        return [(f"{row['premise']} {device_read}", row[choice]) for choice in ("choice1", "choice2")]
+        question = "What was the cause of this?" if row["question"] == "cause" else "What happened as a result?"
+        return [(f"{row['premise']} {question}", row[choice]) for choice in ("choice1", "choice2")]
     if task.name == "wic":
         return [(f"{values[0]}: {values[1]}", values[2])]
     return [(values[0], values[1] if len(values) > 1 else None)]

@@ -135,5 +135,5 @@ def _size(pair: LayerPair) -> tuple[int, int]:
 
 
 def _is_padded_on_the_left(call: Call) -> bool:
-    """Whether some sequence starts with padding, so that attention layers are not positions."""
+    """Whether some sequence starts with padding, so that columns of the batch are not positions."""
     return bool((~call.rows[:, 0] & call.rows.any(-1)).any())

@@ -100,7 +100,7 @@ def _hooks(pair: LayerPair, gates: HeadGates) -> list[Any]:
 
 def _output_of(layer: nn.Module) -> nn.Module | None:
     """The projection that mixes the heads; None where the module around the layer has it."""
-    projection_names = find_projection_names(layer) or getattr(layer, "names of the projections", None)
+    projection_names = find_projection_names(layer) or getattr(layer, "projection_names", None)
     return (
         None
         if projection_names is None or projection_names.output is None

@@ -173,7 +173,7 @@ def observe_calls(teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch
     """
     calls: Calls = {pair.label: [] for pair in pairs}
 
-    def read_now(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def request_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, {**kwargs, "output_attentions": True}
 
     def watch(label: str) -> Any:
@@ -184,7 +184,7 @@ def observe_calls(teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch
 
     handles = [pair.teacher.register_forward_hook(watch(pair.label), with_kwargs=True) for pair in pairs]
     handles += [
-        pair.teacher.register_forward_pre_hook(read_now, with_kwargs=True)
+        pair.teacher.register_forward_pre_hook(request_weights, with_kwargs=True)
         for pair in pairs
         if "output_attentions" in inspect.signature(pair.teacher.forward).parameters
     ]

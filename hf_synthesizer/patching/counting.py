@@ -21,7 +21,7 @@ def count_parameters(module: nn.Module, *, trainable_only: bool = True, biases: 
         biases: count parameters called `bias`, or ending in `_bias`, too. The paper's counts leave them out.
     """
     fused = [part for part in module.modules() if isinstance(part, FusedSynthesizer)]
-    out_of_reach = [entry for part in fused for entry in part.copied_parameters()]
+    out_of_reach = [entry for part in fused for entry in part.hidden_parameters()]
     named = [(name, parameter, parameter.requires_grad) for name, parameter in module.named_parameters()]
     return sum(
         parameter.numel()

@@ -23,11 +23,11 @@ from .closed_forms import require_closed_form, write_closed_forms
 from .distill import (
     answer_loss,
     fresh_parameters,
-    old_parameters,
     output_losses,
+    pretrained_parameters,
     weight_losses,
 )
-from .first_order import compares_plainly, dense_of
+from .first_order import dense_part, has_plain_logits
 from .observe import Batch, LayerPair, learners_of, observing, pair_layers
 from .report import LayerTransfer, TransferReport
 from .resume import EndlessBatches, TransferCheckpoint
@@ -128,13 +128,13 @@ def transfer_attention(
     near = [
         learner.synthesizer
         for learner in learners
-        if method == "auto" and dense_of(learner.synthesizer) and compares_plainly(learner.pair.teacher)
+        if method == "auto" and dense_part(learner.synthesizer) and has_plain_logits(learner.pair.teacher)
     ]
     rates = [
         (fresh_parameters(synthesizer for synthesizer in learning if synthesizer not in near), learning_rate),
         (fresh_parameters(near), NEAR * learning_rate),
     ]
-    whole = [*rates, (old_parameters(model, fresh_parameters(learning)), backbone_learning_rate)]
+    whole = [*rates, (pretrained_parameters(model, fresh_parameters(learning)), backbone_learning_rate)]
     lower = [(group, LATE * rate) for group, rate in whole]
     return transfer.run(
         average_batches if method != "distill" else 0,

@@ -36,10 +36,13 @@ def weight_losses(
     """Stage 1: the divergence of each layer on the teacher's hidden states. Both models must use the eager backend."""
     calls = observe_calls(teacher, pairs, batch)
     for pair in pairs:
-        divergences_of_calls = [
-            divergence(call, synthesized_weights(pair.student, call)) for call in calls.pop(pair.label)
-        ]
-        yield pair, torch.stack(divergences_of_calls).mean()
+        # No local variable for the divergences: it would keep this layer's graph alive while the next one runs.
+        yield (
+            pair,
+            torch.stack(
+                [divergence(call, synthesized_weights(pair.student, call)) for call in calls.pop(pair.label)]
+            ).mean(),
+        )
 
 
 def output_losses(model: PreTrainedModel, teacher: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:

@@ -183,14 +183,14 @@ def test_a_training_before_the_measurement_is_announced(monkeypatch: pytest.Monk
     texts: Any = [inputs for batch in loader(HEADS["bert"]) for inputs in [batch]]
     found = []
     for announced in (20, 10**9):
-        monkeypatch.setattr(suggest, "ANNOUNCED", announced)
+        monkeypatch.setattr(suggest, "ANNOUNCED_STEPS", announced)
         torch.manual_seed(0)
         order = torch.utils.data.DataLoader(
             texts, batch_size=None, shuffle=True, generator=torch.Generator().manual_seed(1)
         )
         found.append(suggest_heads(sharp(HEADS["bert"]), order, "sparse_strided", 1, steps=20, progress=False).costs)
     assert found[0] == found[1] and len(said) == 1
-    assert "trained for 20 steps, which takes about" in said[0] and "seconds here" in said[0]
+    assert "trained for 20 steps" in said[0] and "takes about" in said[0] and "seconds here" in said[0]
 
 
 def test_swaps_together_are_measured_with_the_same_gates() -> None:

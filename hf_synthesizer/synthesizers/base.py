@@ -174,7 +174,7 @@ class Synthesizer(nn.Module):
         """
         if causal and self.whole_sequence:
             raise UnsupportedModelError(
-                f"The variant {self.variant!r} chooses keys by looking at the whole sequence, so a decoder's query would "
+                f"The variant {self.variant!r} chooses its keys over the whole sequence, so a decoder's query would "
                 f"depend on later tokens. Patch an encoder with it (T5: layers={{'encoder': True}}), and give a "
                 f"decoder sparse_strided, sparse_fixed, or a variant that chooses no keys."
             )

@@ -12,7 +12,7 @@ from . import console, glue, listing, machine, patching, pictures, teaching
 
 HELP = """Synthesizer attention for Hugging Face models: convert, teach, measure, draw, push.
 
-A MODEL is a name on the Hub, or a folder, of a stock model or of a converted one.
+MODEL is a name on the Hub or a folder, of a stock model or a converted one.
 
 \b
 Examples:

@@ -25,7 +25,7 @@ WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 class FusedSynthesizer(Synthesizer):
     """Computes the logits of `original` with a static part that was computed once.
 
-    The computed tensors cannot become stale, because nobody can change the parameters behind them. `frozen` is a copy of the
+    The computed tensors cannot become stale, because the parameters behind them are read-only. `frozen` is a copy of the
     original that is no submodule, and the original's copied parameters are empty until `unfuse`. `state_dict` returns
     the copies. `load_state_dict` loads into the copies and computes everything again. Parts that depend on the input are not
     copied: the original, `frozen` and this module share them.
@@ -205,7 +205,7 @@ class FusedSynthesizer(Synthesizer):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load into the copies. `assign=True` copies too: a tensor that somebody else holds could change later."""
+        """Load into the copies. `assign=True` copies too, because the caller could change a shared tensor later."""
         live = tuple(f"parts.{name}." for name in _live_parts(self.frozen))  # PyTorch loads these as submodules
         static_names = [
             name for name in state_dict if name.startswith(prefix) and not name.removeprefix(prefix).startswith(live)

@@ -49,7 +49,7 @@ def fuse_for_inference(model: nn.Module, *, tolerance: float | None = None) -> F
     `salience`) keep their softmaxed weights. In other mixtures, the static parts become one table of logits. A layer also keeps
     logits where weights would not be exact: in float16, or if the logits of a row span more than 60. The report says so.
 
-    The fused weights cannot become stale: nobody can change the parameters behind them until `unfuse`. `state_dict`, saving,
+    The fused weights cannot become stale: the parameters behind them are read-only until `unfuse`. `state_dict`, saving,
     copies and `.to()` work as before, and `load_state_dict` computes the weights again.
 
     Args:

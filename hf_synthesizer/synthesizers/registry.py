@@ -25,9 +25,12 @@ def register_variant(name: str) -> Callable[[Registered], Registered]:
         raise InvalidConfigError(f"A variant's name must be an identifier such as 'my_variant', not {name!r}.")
 
     def register(cls: Registered) -> Registered:
-        taken = _VARIANTS.get(name)
-        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise InvalidConfigError(f"The variant {name!r} is registered already, by {taken.__qualname__}.")
+        registered = _VARIANTS.get(name)
+        if registered is not None and (registered.__module__, registered.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
+            raise InvalidConfigError(f"The variant {name!r} is registered already, by {registered.__qualname__}.")
         cls.variant = name
         _VARIANTS[name] = cls
         return cls

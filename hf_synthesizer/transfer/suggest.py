@@ -61,7 +61,7 @@ def suggest_layers(
     each time the layer that changes the last hidden states least, until the budget is used up.
 
     Args:
-        teacher: a stock model, which is left as it is.
+        teacher: a stock model. It is not changed.
         dataloader: batches of its inputs, as for `transfer_attention`.
         variant: the variant of the chosen layers.
         budget: how many layers to synthesize: a share (a float in (0, 1], rounded up), or a number (an int).
@@ -131,7 +131,7 @@ def suggest_heads(
     it. If the checkpoint has no weights for the head, Transformers initialises it at random: then pass `trained_head=False`.
 
     Args:
-        teacher: a stock model, which is left as it is.
+        teacher: a stock model. It is not changed.
         dataloader: batches of its inputs, as for `transfer_attention`.
         variant: the variant of the chosen heads.
         budget: how many heads to synthesize: a share of all (a float in (0, 1], rounded up), or a number (an int). With several

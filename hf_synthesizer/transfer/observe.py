@@ -87,8 +87,9 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
         student_shape, teacher_shape = attention_layer.module.dimensions[:2], _shape(teachers[attention_layer.label])
         if student_shape != teacher_shape:
             raise UnsupportedModelError(
-                f"Layer {attention_layer.label!r} of the model has hidden_size, heads = {student_shape}, of the teacher {teacher_shape}. Layers are taught "
-                f"one by one, so the teacher must be of the model's own shape: take the stock model that was patched."
+                f"Layer {attention_layer.label!r} of the model has hidden_size, heads = {student_shape}, of the teacher "
+                f"{teacher_shape}. A transfer compares layers one by one, so the teacher must have the same shape: take the stock "
+                f"model that was patched."
             )
         pairs.append(
             LayerPair(

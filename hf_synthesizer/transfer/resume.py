@@ -32,7 +32,7 @@ class EndlessBatches:
     def _generator_state(self) -> dict[str, torch.Tensor]:
         state = {"global": torch.get_rng_state()}
         if isinstance(self.generator, torch.Generator):
-            state["own"] = self.generator.get_state()
+            state["dataloader"] = self.generator.get_state()
         return state
 
     def _begin_epoch(self) -> Iterator[Batch]:
@@ -55,8 +55,8 @@ class EndlessBatches:
     def rewind(self) -> None:
         """Restore the generators to their state before this epoch."""
         torch.set_rng_state(self.start["global"])
-        if isinstance(self.generator, torch.Generator) and "own" in self.start:
-            self.generator.set_state(self.start["own"])
+        if isinstance(self.generator, torch.Generator) and "dataloader" in self.start:
+            self.generator.set_state(self.start["dataloader"])
         self.iterator = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,9 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hf_synthesizer.cli.console import hide_progress_bars, watched
+from hf_synthesizer.cli.console import hide_progress_bars, shows_progress
 
-if __name__ == "__main__" and not watched():
+if __name__ == "__main__" and not shows_progress():
     hide_progress_bars()  # before the libraries are imported that draw them: a log file is no place for them
 
 import torch

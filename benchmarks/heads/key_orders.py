@@ -24,7 +24,7 @@ from benchmarks.heads.command_line import bench_of, parser_of
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from examples.shared.loop import unlabelled
 from hf_synthesizer import patch_model
-from hf_synthesizer.transfer.first_order import MeanStates, dense_of, fine_and_coarse
+from hf_synthesizer.transfer.first_order import MeanStates, dense_part, fine_and_coarse
 from hf_synthesizer.transfer.observe import Call, observe_calls, observing, pair_layers
 
 RESULTS = ALL_RESULTS / "key_orders.csv"
@@ -80,7 +80,7 @@ def measure(bench: curve.Bench, task: str, batches: int) -> list[dict[str, objec
     found: dict[str, list[tuple[float, float]]] = {}
     factors = (0, 0)
     for pair in pairs:
-        seen, dense = means[pair.label], dense_of(pair.student.synthesizer)
+        seen, dense = means[pair.label], dense_part(pair.student.synthesizer)
         factors = dense.factors  # type: ignore[union-attr]
         every = range(pair.student.dimensions[1])
         keys, count = seen.keys(every), seen.count.squeeze(-1)

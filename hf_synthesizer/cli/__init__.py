@@ -1,4 +1,4 @@
 """The command line, `hf-synthesizer`: each command is one call of the Python API. The only room that prints.
 
-Nothing heavy is imported before a command needs it, so that help is there at once.
+Heavy packages are imported only when a command needs them, so --help is fast.
 """

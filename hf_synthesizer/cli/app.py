@@ -12,7 +12,7 @@ from . import console, glue, listing, machine, patching, pictures, teaching
 
 HELP = """Synthesizer attention for Hugging Face models: convert, teach, measure, draw, push.
 
-A MODEL is a name on the Hub, or a folder, of a stock model or of a converted one.
+MODEL is a name on the Hub or a folder, of a stock model or a converted one.
 
 \b
 Examples:
@@ -24,8 +24,8 @@ Examples:
   hf-synthesizer report taught --lengths 128,512
   hf-synthesizer push taught me/bert-synthesizer
 
-A command leaves with 0 when all went well, with 1 and one message when something cannot be, with 2 when it was called
-wrongly. Reports go to stdout, as JSON with --json; everything else goes to stderr.
+The exit code is 0 on success, 1 with one message on an error, and 2 for wrong options. Reports go to stdout, as JSON with
+--json. Everything else goes to stderr.
 """
 
 app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -34,8 +34,8 @@ for commands in (listing, patching, teaching, glue, machine):
 app.add_typer(pictures.plot, name="plot")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit()
 
@@ -43,15 +43,15 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """The options before a command."""
 
 
 def main() -> None:
     """Run the command of the command line."""
-    if not console.watched():
+    if not console.shows_progress():
         console.hide_progress_bars()
     try:
         app(prog_name="hf-synthesizer")

@@ -1,4 +1,4 @@
-"""What goes where: a report to stdout, everything else to stderr, and of a user's mistake one message and no traceback."""
+"""Output of commands: reports go to stdout, everything else goes to stderr. A user's mistake gives one message, no traceback."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ EXTRAS = {
     "scipy": "examples",
     "sklearn": "examples",
 }
-"""Which optional dependencies of `setup.cfg` bring a package."""
+"""The optional dependency group in `setup.cfg` that contains a package."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
 class CommandError(SynthesizerError, ValueError):
-    """What a command was given cannot be; the message is for the user."""
+    """The arguments of a command cannot be served. The message is for the user."""
 
 
 @contextmanager
-def working() -> Iterator[None]:
-    """While a command works, stdout stays free for its report: what libraries print goes to stderr. Interrupted it leaves with 130."""
+def redirect_output() -> Iterator[None]:
+    """Inside the context, libraries print to stderr, so stdout has the report alone. An interrupt exits with 130."""
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -43,15 +43,15 @@ def working() -> Iterator[None]:
 
 
 def report(data: Any, text: str, as_json: bool) -> None:
-    """Print a report, for a program or for a person."""
+    """Print a report, as JSON or as text."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str) if as_json else text)
 
 
 def require_folder(folder: Path) -> None:
-    """Whether a folder can be written: better known before the work than after it. Nothing is left there.
+    """Check before the work that a folder can be written. The check leaves no files.
 
     Raises:
-        CommandError: where it can not.
+        CommandError: if it cannot be written.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -67,34 +67,34 @@ def require_folder(folder: Path) -> None:
 
 
 def require_file(file: Path, *endings: str) -> None:
-    """Whether a file can be written, and ends as what it is to be.
+    """Check that a file can be written and has one of these endings.
 
     Raises:
-        CommandError: where it can not, or does not.
+        CommandError: if not.
     """
     if file.suffix.lower() not in endings:
-        raise CommandError(f"{file} has to end in {' or '.join(endings)}.")
+        raise CommandError(f"{file} must end in {' or '.join(endings)}.")
     if not file.parent.is_dir():
         raise CommandError(f"{file} cannot be written: there is no folder {file.parent}.")
     require_folder(file.parent)
 
 
-def watched() -> bool:
-    """Whether somebody sees progress bars."""
+def shows_progress() -> bool:
+    """Whether stderr is a terminal, so that progress bars make sense."""
     return sys.stderr.isatty()
 
 
 def hide_progress_bars() -> None:
-    """For every library that draws them, before it is imported."""
+    """Switch off the progress bars of other libraries. Call it before they are imported."""
     for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
         os.environ[name] = "1"
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Say what is wrong, and leave with 1.
+    """Print the message of an error, and exit with 1.
 
     Raises:
-        BaseException: the error itself, where it is a mistake of ours and not the user's.
+        BaseException: the error itself, if it is a bug and no mistake of the user.
     """
     if isinstance(error, ModuleNotFoundError):
         extra = EXTRAS.get((error.name or "").partition(".")[0])

@@ -1,4 +1,4 @@
-"""`evaluate` and `finetune`: GLUE, SuperGLUE and files of the same kind, with Trainer."""
+"""`evaluate` and `finetune`: models on GLUE, SuperGLUE and files of the same form, with Trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import DataError
-from .console import CommandError, Json, require_folder, watched, working
+from .console import CommandError, Json, redirect_output, require_folder, shows_progress
 from .console import report as show
 from .models import Model
 from .patching import Output
@@ -20,21 +20,27 @@ from .patching import Output
 TaskName = Annotated[
     str | None,
     typer.Option(
-        "--task", "--task-name", help="A task of GLUE or SuperGLUE, such as mrpc or boolq; not needed for own files."
+        "--task",
+        "--task-name",
+        help="A task of GLUE or SuperGLUE, such as mrpc or boolq. Not needed for files of yours.",
     ),
 ]
 GlueDir = Annotated[
-    Path | None, typer.Option(help="A folder with TASK/train.jsonl and so on, instead of the Hub.", file_okay=False)
+    Path | None,
+    typer.Option(
+        help="A folder with TASK/train.jsonl and TASK/validation.jsonl, instead of the Hub.", file_okay=False
+    ),
 ]
 ValidationFile = Annotated[
-    Path | None, typer.Option(help="A csv, json, jsonl or parquet file of yours: a text column or two, and label.")
+    Path | None,
+    typer.Option(help="A csv, json, jsonl or parquet file of yours, with one or two text columns and a column label."),
 ]
-MaxLength = Annotated[int, typer.Option(min=1, help="How many tokens a sequence has at most.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Use that many validation rows.")]
+MaxLength = Annotated[int, typer.Option(min=1, help="The maximum number of tokens in a sequence.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Use only so many validation rows.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    """The commands of this file."""
+    """Register the commands of this file."""
     for command in (evaluate, finetune):
         app.command()(command)
 
@@ -46,7 +52,7 @@ def evaluate(
     validation_file: ValidationFile = None,
     max_length: MaxLength = 128,
     max_samples: Samples = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 64,
     json: Json = False,
 ) -> None:
     """Score a fine-tuned model on the validation rows of a task.
@@ -56,10 +62,10 @@ def evaluate(
       hf-synthesizer evaluate tuned --task mrpc --json
     """
     data = (task, {"validation": validation_file}, glue_dir, {"validation": max_samples})
-    with working(), tempfile.TemporaryDirectory() as folder:
+    with redirect_output(), tempfile.TemporaryDirectory() as folder:
         training = {"output_dir": folder, "do_eval": True, "per_device_eval_batch_size": batch_size}
-        found = _run(model, data, max_length, training)
-    metrics = {name: value for name, value in found.items() if name not in ("epoch", "eval_model_preparation_time")}
+        results = _run(model, data, max_length, training)
+    metrics = {name: value for name, value in results.items() if name not in ("epoch", "eval_model_preparation_time")}
     show(metrics, _table(metrics), json)
 
 
@@ -75,19 +81,21 @@ def finetune(
     ] = None,
     layers: Annotated[str | None, typer.Option(help="Which layers: 0-3,5, or 'suggest' to measure them.")] = None,
     transfer_steps: Annotated[
-        int, typer.Option(min=0, help="Steps in which stock attention teaches the new one.")
+        int, typer.Option(min=0, help="Training steps in which the new attention learns from stock attention.")
     ] = 0,
-    teacher: Annotated[str | None, typer.Option(help="A fine-tuned stock model that teaches.")] = None,
-    epochs: Annotated[float, typer.Option(min=0, help="How often the training rows are walked over.")] = 3.0,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Its highest value.")] = 5e-5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 32,
+    teacher: Annotated[
+        str | None, typer.Option(help="A fine-tuned stock model to learn from. Default: the stock MODEL.")
+    ] = None,
+    epochs: Annotated[float, typer.Option(min=0, help="The number of passes over the training rows.")] = 3.0,
+    learning_rate: Annotated[float, typer.Option(min=0, help="The highest learning rate.")] = 5e-5,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 32,
     max_length: MaxLength = 128,
-    max_train_samples: Annotated[int | None, typer.Option(min=1, help="Use that many training rows.")] = None,
+    max_train_samples: Annotated[int | None, typer.Option(min=1, help="Use only so many training rows.")] = None,
     max_samples: Samples = None,
-    seed: Annotated[int, typer.Option(help="Of weights and order.")] = 42,
+    seed: Annotated[int, typer.Option(help="The seed for new weights and the order of rows.")] = 42,
     json: Json = False,
 ) -> None:
-    """Fine-tune a model on a task, convert it before if asked to, score it and save it.
+    """Fine-tune a model on a task, score it and save it. With --variant, convert it first.
 
     \b
     Examples:
@@ -111,8 +119,8 @@ def finetune(
     for name, value in conversion.items():
         if value and variant is None:
             flag = name.replace("_", "-")
-            raise CommandError(f"--{flag} says how to swap attention, so it needs --variant.")
-    with working():
+            raise CommandError(f"--{flag} is an option of the conversion, so it needs --variant.")
+    with redirect_output():
         require_folder(output)
         metrics = _run(model, data, max_length, training, variant, **conversion)
     show({**metrics, "output": str(output)}, f"{_table(metrics)}\nsaved in {output}", json)
@@ -132,11 +140,11 @@ def _run(
     from ..glue.run import run
 
     try:
-        arguments = TrainingArguments(report_to="none", disable_tqdm=not watched(), **training)
+        arguments = TrainingArguments(report_to="none", disable_tqdm=not shows_progress(), **training)
         task, rows = load_task(*data)
         convert = None if variant is None else partial(_convert, arguments, task, max_length, variant, **conversion)
         return run(model, task, rows, arguments, max_length=max_length, variant=variant, convert=convert)
-    except DataError as error:  # in the flags of the examples
+    except DataError as error:  # the message names flags of the examples
         flags = re.sub(r"--\w+", lambda flag: flag[0].replace("_", "-"), str(error)).replace("--task-name", "--task")
         raise CommandError(flags) from error
     except OSError as error:
@@ -156,7 +164,7 @@ def _convert(
     transfer_steps: int,
     teacher: str | None,
 ) -> None:
-    """Patch a model in place, let stock attention teach it on rows that are made up from the training rows, and log both."""
+    """Patch a model in place, transfer stock attention on varied training rows, and log both reports."""
     import torch
     from torch.utils.data import DataLoader
     from transformers.utils import logging
@@ -175,15 +183,15 @@ def _convert(
     texts = rows_for_transfer(rows, size, special_ids(tokenizer), max_length, training.seed)
     collate, order = collator_for(task, tokenizer, max_length), torch.Generator().manual_seed(training.seed)
     batches: Any = DataLoader(texts, 32, shuffle=True, generator=order, collate_fn=collate)  # type: ignore[arg-type]
-    wanted: Any = variant
+    patch_spec: Any = variant
     if layers == "suggest":
-        wanted, layers = suggest_layers(stock, batches, variant, 0.5, max_length=max_length), None
-        logger.warning(f"Suggested layers:\n{wanted}")
-    patch_model(model, wanted, layers=parse_layers(layers), max_length=max_length)
+        patch_spec, layers = suggest_layers(stock, batches, variant, 0.5, max_length=max_length), None
+        logger.warning(f"Suggested layers:\n{patch_spec}")
+    patch_model(model, patch_spec, layers=parse_layers(layers), max_length=max_length)
     logger.warning(f"{patch_report(model)}")
     if transfer_steps:
-        kept = Path(str(training.output_dir)) / "transfer"
-        report = transfer_attention(model, stock, batches, steps=transfer_steps, checkpoint_dir=kept)
+        checkpoint_dir = Path(str(training.output_dir)) / "transfer"
+        report = transfer_attention(model, stock, batches, steps=transfer_steps, checkpoint_dir=checkpoint_dir)
         logger.warning(f"Transfer:\n{report}")
 
 

@@ -1,4 +1,4 @@
-"""`variants` and `model-types`: what there is."""
+"""`variants` and `model-types`: list what the library knows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .console import Json, report
 
 
 def add_to(app: typer.Typer) -> None:
-    """The commands of this file."""
+    """Register the commands of this file."""
     app.command()(variants)
     app.command()(model_types)
 
 
 def variants(json: Json = False) -> None:
-    """List the kinds of synthesized attention, their formulas, parameters and options.
+    """List the variants of synthesized attention with their formulas, parameters and options.
 
     \b
     Example:
@@ -25,7 +25,7 @@ def variants(json: Json = False) -> None:
     from ..synthesizers import list_variants
     from ..synthesizers.registry import get_variant
 
-    found: dict[str, dict[str, Any]] = {
+    facts_by_variant: dict[str, dict[str, Any]] = {
         name: {
             "formula": cls.formula,
             "parameters": cls.parameter_formula,
@@ -36,11 +36,11 @@ def variants(json: Json = False) -> None:
         for cls in [get_variant(name)]
     }
     lines = [f"{'variant':20}S[h, i, j]"]
-    for name, facts in found.items():
+    for name, facts in facts_by_variant.items():
         options = f"   options: {', '.join(facts['options'])}" if facts["options"] else ""
         lines += [f"{name:20}{facts['formula']}", f"{'':20}parameters: {facts['parameters']}{options}"]
     lines.append("A mixture adds the logits of several: random+dot_product.")
-    report(found, "\n".join(lines), json)
+    report(facts_by_variant, "\n".join(lines), json)
 
 
 def model_types(json: Json = False) -> None:
@@ -54,5 +54,5 @@ def model_types(json: Json = False) -> None:
     from ..layers.model_types import served_types
 
     layers = served_types()
-    found = {name: layers.get(name, "registered") for name in list_model_types()}
-    report(found, "\n".join(f"{name:32}{layer_class}" for name, layer_class in found.items()), json)
+    layer_classes = {name: layers.get(name, "registered") for name in list_model_types()}
+    report(layer_classes, "\n".join(f"{name:32}{layer_class}" for name, layer_class in layer_classes.items()), json)

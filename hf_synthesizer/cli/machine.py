@@ -1,4 +1,4 @@
-"""`bench` and `doctor`: how fast this machine is, and whether it computes what it should."""
+"""`bench` and `doctor`: measure the speed of this machine, and check its results."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from .console import CommandError, Json, working
+from .console import CommandError, Json, redirect_output
 from .console import report as show
 from .models import Model, load_config
 from .patching import numbers
 
 LONGEST = 16384
-"""Tokens that `bench` times: beyond it a table alone takes gigabytes."""
+"""The longest sequence that `bench` times. Beyond it, a table takes gigabytes."""
 
 
 class Precision(StrEnum):
-    """What `bench` computes in."""
+    """The dtypes of `bench`."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -25,7 +25,7 @@ class Precision(StrEnum):
 
 
 def add_to(app: typer.Typer) -> None:
-    """The commands of this file."""
+    """Register the commands of this file."""
     for command in (bench, doctor):
         app.command()(command)
 
@@ -34,14 +34,18 @@ def bench(
     model: Model,
     variant: Annotated[
         list[str] | None,
-        typer.Option(metavar="VARIANT", help="What to compare with stock; once for each. Default: six of them."),
+        typer.Option(
+            metavar="VARIANT", help="A variant to compare with stock; repeat for several. Default: six variants."
+        ),
     ] = None,
-    lengths: Annotated[str, typer.Option(help="Lengths in tokens, with commas between.")] = "128,512",
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 8,
-    seconds: Annotated[float, typer.Option(min=0.0, help="For everything, once it is built.")] = 40.0,
-    training: Annotated[bool, typer.Option("--training", help="Time a forward and a backward.")] = False,
-    device: Annotated[str, typer.Option(help="Where: cpu, cuda, mps, xpu.")] = "cpu",
-    dtype: Annotated[Precision, typer.Option(help="Of weights and inputs.")] = Precision.FLOAT32,
+    lengths: Annotated[str, typer.Option(help="Lengths in tokens, separated by commas.")] = "128,512",
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 8,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, help="The time for all measurements, without building the layers.")
+    ] = 40.0,
+    training: Annotated[bool, typer.Option("--training", help="Time a forward and a backward pass.")] = False,
+    device: Annotated[str, typer.Option(help="The device: cpu, cuda, mps or xpu.")] = "cpu",
+    dtype: Annotated[Precision, typer.Option(help="The dtype of weights and inputs.")] = Precision.FLOAT32,
     json: Json = False,
 ) -> None:
     """Time one attention layer of this model's size on this machine, stock beside synthesized, in about a minute.
@@ -53,7 +57,7 @@ def bench(
       hf-synthesizer bench bert-base-uncased --variant random --variant dense+salience --lengths 128
     """
     chosen = numbers(lengths, "--lengths")
-    with working():
+    with redirect_output():
         import torch
 
         from ..measuring.block import VARIANTS, bench_block
@@ -62,10 +66,10 @@ def bench(
         for name in variant or ():
             SynthesizerConfig.create(name)
         if max(chosen) > LONGEST:
-            raise CommandError(f"--lengths {lengths}: up to {LONGEST:,} tokens are timed.")
+            raise CommandError(f"--lengths {lengths}: at most {LONGEST:,} tokens can be timed.")
         if device != "cpu" and not (hasattr(torch, device) and getattr(torch, device).is_available()):
-            raise CommandError(f"--device {device}: this torch ({torch.__version__}) finds no such device here.")
-        found = bench_block(
+            raise CommandError(f"--device {device}: this torch ({torch.__version__}) finds no such device.")
+        timings = bench_block(
             load_config(model),
             variant or VARIANTS,
             chosen,
@@ -75,22 +79,22 @@ def bench(
             device=device,
             dtype=getattr(torch, dtype),
         )
-    show(found.to_dict(), str(found), json)
+    show(timings.to_dict(), str(timings), json)
 
 
 def doctor(json: Json = False) -> None:
-    """Say what this machine has, what is slow or missing on it, and compare every route with the reference.
+    """Report the features of this machine, name what is slow or missing, and compare each route with the reference.
 
-    Leaves with 1 if some route computes something else.
+    Exits with 1 if the results of a route differ.
 
     \b
     Example:
       hf-synthesizer doctor
     """
-    with working():
+    with redirect_output():
         from ..measuring.doctor import examine
 
-        found = examine()
-    show(found.to_dict(), str(found), json)
-    if not found.passed:
+        examination = examine()
+    show(examination.to_dict(), str(examination), json)
+    if not examination.passed:
         raise typer.Exit(1)

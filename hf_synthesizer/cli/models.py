@@ -1,4 +1,4 @@
-"""MODEL on the command line: a name on the Hub or a folder, and the head that it is loaded with."""
+"""Loads MODEL of the command line: a name on the Hub or a folder, with one of several heads."""
 
 from __future__ import annotations
 
@@ -25,99 +25,101 @@ AutoClass = Annotated[
 
 
 def load(model: str, task: str | None = None, auto_class: str | None = None) -> PreTrainedModel:
-    """The model with its weights. Where its config names a head of which the checkpoint has no weights, the model without a
-    head: Transformers would draw one at random. A head that was asked for is drawn.
+    """Load a model with its weights.
+
+    If the config names a head and the checkpoint has no weights for it, the model is loaded without a head. If the user named
+    the head, Transformers initialises it at random, with a message.
 
     Raises:
-        CommandError: for a model that cannot be had, or not with such a head.
+        CommandError: for a model that cannot be loaded, or not with this head.
     """
     from transformers import AutoModel
 
     from ..checkpoints.fresh_heads import fresh_weights
 
     config = load_config(model)
-    cls = _class_of(config, task, auto_class)
-    loaded = _loaded(cls, model)
+    cls = _model_class(config, task, auto_class)
+    loaded = _load_pretrained(cls, model)
     fresh = fresh_weights(loaded)
     if not fresh or cls is AutoModel:
         return loaded
     missing = f"{model} has no weights for {fresh[0]}, and {len(fresh)} in all, of {type(loaded).__name__}"
     if task or auto_class:
-        typer.echo(f"{missing}: they are drawn at random, and mean nothing before they are trained.", err=True)
+        typer.echo(f"{missing}: they are initialised at random, and have to be trained.", err=True)
     elif type(config) in AutoModel._model_mapping:
-        body = _loaded(AutoModel, model)
+        body = _load_pretrained(AutoModel, model)
         if type(body) is not type(loaded):
             typer.echo(f"{missing}: {type(body).__name__} is loaded instead, without that head.", err=True)
             return body
     return loaded
 
 
-def _loaded(cls: Any, model: str) -> PreTrainedModel:
+def _load_pretrained(cls: Any, model: str) -> PreTrainedModel:
     from ..checkpoints.fresh_heads import remember_fresh
 
     try:
         loaded, info = cls.from_pretrained(model, output_loading_info=True)
     except (OSError, ValueError) as error:
-        raise _cannot(model, error) from error
+        raise _loading_error(model, error) from error
     remember_fresh(loaded, info)
     return loaded
 
 
-def outline(model: str, task: str | None = None, auto_class: str | None = None) -> PreTrainedModel:
-    """The model without weights, on the meta device: its config is all that is read.
+def build_without_weights(model: str, task: str | None = None, auto_class: str | None = None) -> PreTrainedModel:
+    """Build a model on the meta device from its config alone.
 
     Raises:
-        CommandError: as `load` does.
+        CommandError: see `load`.
     """
     import torch
 
     config = load_config(model)
-    cls = _class_of(config, task, auto_class)
+    cls = _model_class(config, task, auto_class)
     try:
         with torch.device("meta"):
             return cls.from_config(config) if hasattr(cls, "from_config") else cls._from_config(config)
     except ValueError as error:
-        raise _cannot(model, error) from error
+        raise _loading_error(model, error) from error
 
 
 def load_config(model: str) -> Any:
-    """The config.
+    """Load the config of a model.
 
     Raises:
-        CommandError: for a model that cannot be had.
+        CommandError: if it cannot be loaded.
     """
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise _cannot(model, error) from error
+        raise _loading_error(model, error) from error
 
 
-def base_of(model: str) -> str | None:
-    """The stock model that a converted one was made of, "" where it does not say; None for a stock model.
+def base_model_of(model: str) -> str | None:
+    """The name of the stock model of a converted model, "" if it is unknown. None for a stock model.
 
     Raises:
-        CommandError: for a model that cannot be had.
+        CommandError: for a model that cannot be loaded.
     """
     settings = getattr(load_config(model), "synthesizer", None)
     return None if settings is None else settings.get("base_model") or ""
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The tokenizer.
+    """Load the tokenizer of a model.
 
     Raises:
-        CommandError: where there is none.
+        CommandError: if there is none.
     """
-    found = find_tokenizer(model)
-    if found is None:
+    tokenizer = find_tokenizer(model)
+    if tokenizer is None:
         raise CommandError(f"{model} has no tokenizer, and this command reads texts.")
-    return found
+    return tokenizer
 
 
 def find_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer, or None where there is none."""
+    """Load the tokenizer of a model; None if there is none."""
     from transformers import AutoTokenizer
 
     try:
@@ -126,13 +128,13 @@ def find_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
         return None
 
 
-def _class_of(config: Any, task: str | None, auto_class: str | None) -> Any:
+def _model_class(config: Any, task: str | None, auto_class: str | None) -> Any:
     import transformers
 
     from ..errors import did_you_mean
 
     if task and auto_class:
-        raise CommandError("Both --task and --auto-class were given: leave one of them out.")
+        raise CommandError("--task and --auto-class exclude each other: give only one.")
     if task:
         from transformers.pipelines import check_task
 
@@ -142,7 +144,7 @@ def _class_of(config: Any, task: str | None, auto_class: str | None) -> Any:
             raise CommandError(str(error.args[0])) from error
         classes = targeted["pt"]
         if not classes:
-            raise CommandError(f"--task {task} does not say which head a model has: take --auto-class.")
+            raise CommandError(f"--task {task} does not determine the head of a model: use --auto-class.")
         return classes[0]
     if auto_class:
         cls = getattr(transformers, auto_class, None) if auto_class.startswith("AutoModel") else None
@@ -160,7 +162,7 @@ def _class_of(config: Any, task: str | None, auto_class: str | None) -> Any:
     return transformers.AutoModel
 
 
-def _cannot(model: str, error: Exception) -> Exception:
+def _loading_error(model: str, error: Exception) -> Exception:
     from ..errors import SynthesizerError
 
     if isinstance(error, SynthesizerError):

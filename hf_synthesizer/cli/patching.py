@@ -1,4 +1,4 @@
-"""`patch`, `report` and `push`: from a stock model to a converted one, what it is, and where it goes."""
+"""`patch`, `report` and `push`: convert a stock model, describe a model, and upload it to the Hub."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import first_line
-from .console import CommandError, Json, require_folder, working
+from .console import CommandError, Json, redirect_output, require_folder
 from .console import report as show
-from .models import AutoClass, Model, Task, base_of, find_tokenizer, load, outline
-from .sentences import keep_sentence_files, sentence_files
+from .models import AutoClass, Model, Task, base_model_of, build_without_weights, find_tokenizer, load
+from .sentences import copy_sentence_files, sentence_files
 from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, read_plan, spec_of
 
 Output = Annotated[Path, typer.Option(help="The folder to write.", file_okay=False)]
 
 
 def add_to(app: typer.Typer) -> None:
-    """The commands of this file."""
+    """Register the commands of this file."""
     for command in (patch, report, push):
         app.command()(command)
 
@@ -39,7 +39,7 @@ def patch(
 ) -> None:
     """Replace self-attention by synthesized attention, and save the model with its tokenizer.
 
-    What is written has to be trained: with `transfer`, `finetune`, or a Trainer of yours.
+    The new attention has to be trained: with `transfer`, `finetune` or your own Trainer.
 
     \b
     Examples:
@@ -53,65 +53,65 @@ def patch(
     from ..patching.layer_text import parse_layers
     from ..patching.swap import patch_model
 
-    with working():
+    with redirect_output():
         require_folder(output)
-        base = base_of(model)
+        base = base_model_of(model)
         if base is not None:
             raise CommandError(f"{model} is converted already: start from the stock model{base and f', {base}'}.")
         loaded = load(model, task, auto_class)
         if plan is not None:
-            require_layers(loaded, plan)
+            require_matching_plan(loaded, plan)
         patch_model(loaded, spec, layers=parse_layers(layers), **options)
         tokenizer = save(loaded, model, output)
-    found = patch_report(loaded)
+    counts = patch_report(loaded)
     data: dict[str, Any] = {
         "output": str(output),
         "tokenizer": tokenizer,
-        "parameters": found.parameters_after,
-        "stock_parameters": found.parameters_before,
-        "synthesized": [asdict(layer) for layer in found.swapped],
-        "stock": [asdict(layer) for layer in found.left],
+        "parameters": counts.parameters_after,
+        "stock_parameters": counts.parameters_before,
+        "synthesized": [asdict(layer) for layer in counts.swapped],
+        "stock": [asdict(layer) for layer in counts.left],
     }
     saved = f"saved in {output}" + ("" if tokenizer else ", without a tokenizer: the model has none")
-    show(data, f"{found}\n{saved}", json)
+    show(data, f"{counts}\n{saved}", json)
 
 
 def report(
     model: Model,
     lengths: Annotated[
         str | None,
-        typer.Option(help="Lengths in tokens, with commas between. Default: 128,512,2048 as far as they fit."),
+        typer.Option(help="Lengths in tokens, separated by commas. Default: those of 128,512,2048 that fit."),
     ] = None,
     task: Task = None,
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Say what of a model is synthesized, and what that costs: parameters, operations, bytes of cache, beside stock.
+    """Report the synthesized layers of a model and their cost beside stock: parameters, operations, bytes of cache.
 
-    Weights are not loaded.
+    Only the config is read.
 
     \b
     Example:
       hf-synthesizer report converted --lengths 128,512 --json
     """
     chosen = None if lengths is None else numbers(lengths, "--lengths")
-    with working():
+    with redirect_output():
         from ..measuring.costs import cost_report
 
-        found = cost_report(outline(model, task, auto_class), chosen)
-    show(found.to_dict(), str(found), json)
+        costs = cost_report(build_without_weights(model, task, auto_class), chosen)
+    show(costs.to_dict(), str(costs), json)
 
 
 def push(
     folder: Annotated[Path, typer.Argument(help="The folder of a saved model.", show_default=False)],
     repository: Annotated[
-        str, typer.Argument(help="Its name on the Hub, such as me/bert-synthesizer.", show_default=False)
+        str, typer.Argument(help="The name on the Hub, such as me/bert-synthesizer.", show_default=False)
     ],
     private: Annotated[bool, typer.Option("--private", help="Make a repository that only you can see.")] = False,
     message: Annotated[str | None, typer.Option(help="The message of the commit.")] = None,
     json: Json = False,
 ) -> None:
-    """Upload a saved model, its tokenizer and its model card to the Hub; `hf auth login` first, once.
+    """Upload a saved model, its tokenizer and its model card to the Hub. Run `hf auth login` once before.
 
     \b
     Example:
@@ -119,10 +119,10 @@ def push(
     """
     if not folder.is_dir():
         raise CommandError(f"{folder} is no folder: name one that `patch`, `transfer` or save_pretrained wrote.")
-    with working():
+    with redirect_output():
         from huggingface_hub import upload_folder
 
-        require_name(repository)
+        require_valid_name(repository)
         loaded: Any = load(str(folder))
         tokenizer, sentences = find_tokenizer(str(folder)), sentence_files(str(folder))
         options: dict[str, Any] = {} if message is None else {"commit_message": message}
@@ -133,21 +133,21 @@ def push(
             if sentences is not None:
                 patterns = [pattern for name in sentences[1] for pattern in (name, f"{name}/*")]
                 upload_folder(repo_id=repository, folder_path=folder, allow_patterns=patterns, **options)
-        except Exception as error:  # no network, no token, not allowed, an impossible name: each has its own error
+        except Exception as error:  # no network, no token, no permission: each has its own error
             raise CommandError(
-                f"{repository} cannot be written on the Hub: {first_line(error).rstrip('.')}. Is the Hub within reach, and has "
-                f"`hf auth login` been run by somebody who may write there?"
+                f"{repository} cannot be written on the Hub: {first_line(error).rstrip('.')}. Check that the Hub is "
+                f"within reach, and run `hf auth login` with an account that may write there."
             ) from error
     address = str(getattr(pushed, "repo_url", None) or repository)
     data = {"repository": repository, "address": address, "tokenizer": tokenizer is not None}
     show(data, f"pushed to {address}", json)
 
 
-def require_name(repository: str) -> None:
-    """Whether the Hub could have a repository of that name.
+def require_valid_name(repository: str) -> None:
+    """Check that the name of a repository is valid on the Hub.
 
     Raises:
-        CommandError: where it could not.
+        CommandError: if it is not.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -158,23 +158,23 @@ def require_name(repository: str) -> None:
         raise CommandError(f"{repository!r} is no name of a repository: {str(error).rstrip('.')}.") from error
 
 
-def require_layers(model: Any, plan: Path) -> None:
-    """Whether a plan was made for a model of these layers, as far as it says.
+def require_matching_plan(model: Any, plan: Path) -> None:
+    """Check that a plan was made for a model with as many layers. A plan without costs passes.
 
     Raises:
-        CommandError: where it was made for another.
+        CommandError: if it was made for another model.
     """
     from ..layers.attention_layers import find_attention_layers
 
     measured, layers = read_plan(plan).costs, len(find_attention_layers(model)[0])
     if measured and len(measured) != layers:
         raise CommandError(
-            f"{plan} was made for another model: it has measured {len(measured)} layers, and {type(model).__name__} has {layers}."
+            f"{plan} was made for another model: it has costs for {len(measured)} layers, and {type(model).__name__} has {layers}."
         )
 
 
 def save(model: Any, source: str, output: Path) -> bool:
-    """Write a model, the tokenizer that its source has, and what makes a SentenceTransformer of it; whether it has a tokenizer."""
+    """Write a model, the tokenizer of its source, and its SentenceTransformer files. Returns whether there is a tokenizer."""
     from ..checkpoints.tokenizer_length import shorten
     from ..layers.patched import max_text_length
 
@@ -183,7 +183,7 @@ def save(model: Any, source: str, output: Path) -> bool:
     if tokenizer is not None:
         shorten(tokenizer, model)
         tokenizer.save_pretrained(output)
-    keep_sentence_files(source, output, max_text_length(model))
+    copy_sentence_files(source, output, max_text_length(model))
     return tokenizer is not None
 
 
@@ -195,5 +195,5 @@ def numbers(text: str, option: str, least: int = 1) -> list[int]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
-        raise typer.BadParameter(f"{option} {text}: give numbers from {least} on with commas between, such as 4,16.")
+        raise typer.BadParameter(f"{option} {text}: give numbers ≥ {least}, separated by commas, such as 4,16.")
     return [int(part) for part in parts]

@@ -1,4 +1,4 @@
-"""`plot`: pictures as PNG or SVG, and the page of attention."""
+"""`plot`: pictures as PNG or SVG, and an interactive page of attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import CommandError, Json, require_file, working
+from .console import CommandError, Json, redirect_output, require_file
 from .console import report as show
 from .models import AutoClass, Model, Task, load, load_tokenizer
 from .patching import numbers
@@ -16,7 +16,7 @@ from .variants import read_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HELP = """Draw what models look at, what they have learnt and what was measured; PNG or SVG, by the ending of --output.
+HELP = """Draw attention, learned parameters and measurements. The ending of --output chooses PNG or SVG.
 
 \b
 Examples:
@@ -29,10 +29,10 @@ Examples:
 plot = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
 
 Output = Annotated[Path, typer.Option(help="The file to write.", dir_okay=False)]
-Text = Annotated[list[str], typer.Option("--text", metavar="TEXT", help="What the model reads; once for each.")]
-Teacher = Annotated[str | None, typer.Option(help="The stock model, to be shown beside it.")]
-Heads = Annotated[str | None, typer.Option(help="Which heads, such as 0,3. Default: four of them.")]
-Layers = Annotated[str | None, typer.Option(help="Which layers, such as 0,5. Default: some of them.")]
+Text = Annotated[list[str], typer.Option("--text", metavar="TEXT", help="A text for the model; repeat for several.")]
+Teacher = Annotated[str | None, typer.Option(help="A stock model to compare with.")]
+Heads = Annotated[str | None, typer.Option(help="The heads to draw, such as 0,3. Default: four of them.")]
+Layers = Annotated[str | None, typer.Option(help="The layers to draw, such as 0,5. Default: some of them.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, exists=True)]
 
 
@@ -48,22 +48,22 @@ def attention(
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Draw where heads look, layer by layer, for the first text; with a teacher, also its maps and the difference.
+    """Draw the attention maps of heads for the first text. With a teacher, draw its maps and the difference too.
 
     \b
     Example:
       hf-synthesizer plot attention taught --text "A quiet film." --teacher bert-base-uncased --output a.png
     """
     _require_picture(output)
-    with working():
+    with redirect_output():
         from ..plots import plot_attention
 
-        drawn, stock, tokenizer = _loaded(model, teacher, task, auto_class)
+        drawn, stock, tokenizer = _load_models(model, teacher, task, auto_class)
         inputs = tokenizer(text[0], truncation=True, return_tensors="pt")
         figure = plot_attention(
             drawn, inputs, stock, tokenizer=tokenizer, layers=_indices(layers), heads=_indices(heads)
         )
-    _write(figure, output, json)
+    _save_figure(figure, output, json)
 
 
 @plot.command()
@@ -76,17 +76,17 @@ def page(
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Write one HTML file to touch attention in: choose text, layer and head, point at a token. It needs no network.
+    """Write an interactive HTML page of attention: choose text, layer and head, and point at a token. It needs no network.
 
     \b
     Example:
       hf-synthesizer plot page taught --text "A quiet film." --text "A loud one." --output a.html
     """
     require_file(output, ".html", ".htm")
-    with working():
+    with redirect_output():
         from ..pictures import attention_page
 
-        drawn, stock, tokenizer = _loaded(model, teacher, task, auto_class)
+        drawn, stock, tokenizer = _load_models(model, teacher, task, auto_class)
         written = attention_page(drawn, text, stock, tokenizer=tokenizer)
         output.write_text(written, encoding="utf-8")
     show({"output": str(output)}, f"written: {output}", json)
@@ -102,33 +102,33 @@ def synthesizer(
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Draw what the synthesized layers of a model have learnt, whatever the input.
+    """Draw the learned parameters of the synthesized layers.
 
     \b
     Example:
       hf-synthesizer plot synthesizer taught --layers 0,5 --output learnt.svg
     """
     _require_picture(output)
-    with working():
+    with redirect_output():
         from ..plots import plot_synthesizer
 
         figure = plot_synthesizer(load(model, task, auto_class), layers=_indices(layers), heads=_indices(heads))
-    _write(figure, output, json)
+    _save_figure(figure, output, json)
 
 
 @plot.command()
 def suggestion(file: File, output: Output, json: Json = False) -> None:
-    """Draw what `suggest --json` measured.
+    """Draw the costs that `suggest --json` measured.
 
     \b
     Example:
       hf-synthesizer plot suggestion plan.json --output plan.png
     """
-    with working():
+    with redirect_output():
         from ..plots import plot_suggestion
 
         figure = plot_suggestion(read_json(file))
-    _write(figure, output, json)
+    _save_figure(figure, output, json)
 
 
 @plot.command()
@@ -139,45 +139,46 @@ def transfer(file: File, output: Output, json: Json = False) -> None:
     Example:
       hf-synthesizer plot transfer transfer.json --output transfer.png
     """
-    with working():
+    with redirect_output():
         from ..plots import plot_transfer
 
         figure = plot_transfer(read_json(file))
-    _write(figure, output, json)
+    _save_figure(figure, output, json)
 
 
 @plot.command()
 def training(file: File, output: Output, json: Json = False) -> None:
-    """Draw losses and scores of a Trainer, from its trainer_state.json or the folder that holds it.
+    """Draw losses and scores of a Trainer, from its trainer_state.json or from its output folder.
 
     \b
     Example:
       hf-synthesizer plot training tuned --output training.png
     """
-    with working():
+    with redirect_output():
         from ..plots import plot_training
 
         figure = plot_training(file)
-    _write(figure, output, json)
+    _save_figure(figure, output, json)
 
 
 @plot.command()
 def benchmark(
     file: File,
     output: Output,
-    memory: Annotated[bool, typer.Option("--memory", help="Peak memory, instead of speed.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Draw peak memory instead of speed.")] = False,
     conditions: Annotated[
-        str | None, typer.Option(help="Which of the plots, such as inference-none-float32. Default: the first.")
+        str | None,
+        typer.Option(help="The conditions to draw, such as inference-none-float32. Default: the first in the file."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Draw what the repository's benchmarks have measured against the length, from one of their CSV files.
+    """Draw speed or memory over the length, from a CSV file of the repository's benchmarks.
 
     \b
     Example:
       hf-synthesizer plot benchmark benchmarks/results/attention.csv --conditions train-none-float32 --output speed.png
     """
-    with working():
+    with redirect_output():
         import csv
 
         from ..pictures.lengths import MEMORY, SPEED, curves, in_words
@@ -187,16 +188,16 @@ def benchmark(
         with file.open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))
         if not rows or column not in rows[0] or "variant" not in rows[0]:
-            raise CommandError(f"{file} holds no column {column!r} of a benchmark; try with or without --memory.")
-        found = dict(curves(rows, column))
-        name = conditions or next(iter(found), "")
-        if name not in found:
-            raise CommandError(f"{file} has no plot {name!r}; it has {', '.join(found) or 'none'}.")
-        figure = plot_lengths(found[name], label, in_words(name))
-    _write(figure, output, json)
+            raise CommandError(f"{file} has no column {column!r} of a benchmark; try with or without --memory.")
+        plots = dict(curves(rows, column))
+        name = conditions or next(iter(plots), "")
+        if name not in plots:
+            raise CommandError(f"{file} has no plot {name!r}; it has {', '.join(plots) or 'none'}.")
+        figure = plot_lengths(plots[name], label, in_words(name))
+    _save_figure(figure, output, json)
 
 
-def _loaded(model: str, teacher: str | None, task: str | None, auto_class: str | None) -> tuple[Any, Any, Any]:
+def _load_models(model: str, teacher: str | None, task: str | None, auto_class: str | None) -> tuple[Any, Any, Any]:
     stock = None if teacher is None else load(teacher, task, auto_class)
     return load(model, task, auto_class), stock, load_tokenizer(model)
 
@@ -211,7 +212,7 @@ def _require_picture(output: Path) -> None:
     require_file(output, *FORMATS)
 
 
-def _write(figure: Figure, output: Path, json: bool) -> None:
+def _save_figure(figure: Figure, output: Path, json: bool) -> None:
     from ..plots import save
 
     _require_picture(output)

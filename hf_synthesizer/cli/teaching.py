@@ -1,4 +1,4 @@
-"""`suggest` and `transfer`: which layers or heads to synthesize, and teaching them what stock attention does."""
+"""`suggest` and `transfer`: choose layers or heads to synthesize, and transfer stock attention to them."""
 
 from __future__ import annotations
 
@@ -8,55 +8,58 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import CommandError, Json, require_folder, watched, working
+from .console import CommandError, Json, redirect_output, require_folder, shows_progress
 from .console import report as show
-from .models import AutoClass, Model, Task, base_of, load, load_tokenizer
+from .models import AutoClass, Model, Task, base_model_of, load, load_tokenizer
 from .patching import Output, save
 from .sentences import load_sentences
 from .variants import MaxLength, Options, options_of
 
 Texts = Annotated[
-    Path, typer.Option(help="A file with a text a line, or a .jsonl file; no labels.", exists=True, dir_okay=False)
+    Path,
+    typer.Option(
+        help="A file with one text on each line, or a .jsonl file. No labels are needed.", exists=True, dir_okay=False
+    ),
 ]
-Column = Annotated[str, typer.Option(help="Where a .jsonl file has its texts.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Texts of a step.")]
-Seed = Annotated[int, typer.Option(help="Of the order of the texts.")]
+Column = Annotated[str, typer.Option(help="The column of a .jsonl file that has the texts.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Texts per step.")]
+Seed = Annotated[int, typer.Option(help="The seed for the order of the texts.")]
 
 
 class By(StrEnum):
-    """What `suggest` chooses among."""
+    """The units that `suggest` chooses."""
 
     LAYERS = "layers"
     HEADS = "heads"
 
 
 def add_to(app: typer.Typer) -> None:
-    """The commands of this file."""
+    """Register the commands of this file."""
     for command in (suggest, transfer):
         app.command()(command)
 
 
 def suggest(
     model: Model,
-    variant: Annotated[str, typer.Option(help="What the chosen layers or heads get.")],
+    variant: Annotated[str, typer.Option(help="The variant for the chosen layers or heads.")],
     texts: Texts,
-    by: Annotated[By, typer.Option(help="Choose among whole layers, or among the heads of all layers.")] = By.LAYERS,
+    by: Annotated[By, typer.Option(help="Choose whole layers, or heads of all layers.")] = By.LAYERS,
     budget: Annotated[
         str | None,
         typer.Option(
-            help="A share, such as 0.5, or a number, such as 3; of heads also several with commas between, of which the "
-            "last is the plan's. Default: 0.5 of the layers, 0.9 of the heads."
+            help="A share, such as 0.5, or a number, such as 3. For heads also several budgets, separated by commas: all are "
+            "measured, and the last makes the plan. Default: 0.5 of the layers, 0.9 of the heads."
         ),
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Steps in which the logits learn before they are judged. Default: 150; none for heads "
+            help="Training steps of the logits before the measurement. Default: 150, or none for heads "
             "of a variant with a closed form.",
         ),
     ] = None,
-    batches: Annotated[int, typer.Option(min=1, help="Batches that swaps are measured on.")] = 8,
+    batches: Annotated[int, typer.Option(min=1, help="The number of batches for the measurement.")] = 8,
     batch_size: BatchSize = 32,
     max_length: MaxLength = None,
     option: Options = None,
@@ -66,9 +69,9 @@ def suggest(
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Measure what each layer or head loses, and suggest which to synthesize; the JSON is what `patch --plan` takes.
+    """Measure the cost of synthesizing each layer or head, and suggest which to synthesize. `patch --plan` reads the JSON.
 
-    Heads are judged by what the model answers: name one that was fine-tuned on its task.
+    The cost of a head is the change of the model's answers, so name a model that was fine-tuned on its task.
 
     \b
     Examples:
@@ -77,9 +80,9 @@ def suggest(
     """
     budgets = [] if budget is None else [budget_of(part) for part in budget.split(",")]
     if by is By.LAYERS and len(budgets) > 1:
-        raise typer.BadParameter(f"--budget {budget}: several budgets are for --by heads; give one share or number.")
+        raise typer.BadParameter(f"--budget {budget}: several budgets need --by heads; give one share or number.")
     options = options_of(option, max_length)
-    with working():
+    with redirect_output():
         from ..layers.sentence_transformers import model_in
         from ..synthesizers.config import SynthesizerConfig
         from ..transfer import suggest_heads, suggest_layers
@@ -91,15 +94,15 @@ def suggest(
         loader = text_batches(
             rows, tokenizer, model_in(teacher), batch_size=batch_size, max_length=max_length, seed=seed
         )
-        config = SynthesizerConfig.create(variant, **options)  # the plan then says all that patch has to know
-        wanted: dict[str, Any] = {} if steps is None else {"steps": steps}
-        wanted |= {"batches": batches, "progress": watched(), "max_length": config.max_length}
-        found = (
-            suggest_heads(teacher, loader, config, budgets or 0.9, **wanted)
+        config = SynthesizerConfig.create(variant, **options)  # so the plan contains the options too
+        measuring: dict[str, Any] = {} if steps is None else {"steps": steps}
+        measuring |= {"batches": batches, "progress": shows_progress(), "max_length": config.max_length}
+        suggestion = (
+            suggest_heads(teacher, loader, config, budgets or 0.9, **measuring)
             if by is By.HEADS
-            else suggest_layers(teacher, loader, config, budgets[0] if budgets else 0.5, **wanted)
+            else suggest_layers(teacher, loader, config, budgets[0] if budgets else 0.5, **measuring)
         )
-    show(found.to_dict(), str(found), json)
+    show(suggestion.to_dict(), str(suggestion), json)
 
 
 def budget_of(text: str) -> int | float:
@@ -120,7 +123,7 @@ def transfer(
     output: Output,
     teacher: Annotated[
         str | None,
-        typer.Option(help="The stock model that teaches. Default: the one that was patched, by its Hub name."),
+        typer.Option(help="The stock model to learn from. Default: the model that was patched."),
     ] = None,
     method: Annotated[str, typer.Option(help="auto, average (closed forms alone) or distill.")] = "auto",
     steps: Annotated[int, typer.Option(min=0, help="Training steps.")] = 900,
@@ -131,33 +134,33 @@ def transfer(
     auto_class: AutoClass = None,
     json: Json = False,
 ) -> None:
-    """Teach a converted model to attend as its stock teacher does, and save it. Without labels.
+    """Train a converted model to attend like its stock teacher, and save it. No labels are needed.
 
     \b
     Example:
       hf-synthesizer transfer converted --teacher bert-base-uncased --texts texts.txt --output taught
     """
-    with working():
+    with redirect_output():
         from ..layers.patched import max_length_of
         from ..transfer import transfer_attention
         from ..transfer.texts import read_texts, text_batches
 
         require_folder(output)
         rows = read_texts(texts, column)
-        made_of = base_of(model)
-        if made_of is None:
+        base_model = base_model_of(model)
+        if base_model is None:
             raise CommandError(
                 f"{model} is stock: convert it first, hf-synthesizer patch {model} --variant … --output …"
             )
-        base = teacher or made_of
+        base = teacher or base_model
         if not base:
-            raise CommandError(f"{model} does not say which stock model it was made of: name it with --teacher.")
-        if base_of(base) is not None:
-            raise CommandError(f"--teacher {base} is converted itself: name the stock model that it was made of.")
+            raise CommandError(f"{model} does not name its stock model: name it with --teacher.")
+        if base_model_of(base) is not None:
+            raise CommandError(f"--teacher {base} is converted itself: name its stock model.")
         student, stock, tokenizer = load(model, task, auto_class), load(base, task, auto_class), load_tokenizer(model)
         loader = text_batches(
             rows, tokenizer, student, batch_size=batch_size, max_length=max_length_of(student), seed=seed
         )
-        found = transfer_attention(student, stock, loader, method, steps, progress=watched())
+        result = transfer_attention(student, stock, loader, method, steps, progress=shows_progress())
         save(student, model, output)
-    show({**found.to_dict(), "output": str(output)}, f"{found}\nsaved in {output}", json)
+    show({**result.to_dict(), "output": str(output)}, f"{result}\nsaved in {output}", json)

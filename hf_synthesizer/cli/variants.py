@@ -1,4 +1,4 @@
-"""What becomes of the attention, as options say it: --variant, --layers, --max-length, --option, --plan."""
+"""The options of a conversion: --variant, --layers, --max-length, --option, --plan."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ Variant = Annotated[
     list[str] | None,
     typer.Option(
         metavar="VARIANT",
-        help="A variant or a mixture, such as dense+salience; or LAYER=VARIANT, once for each layer or stack of a hybrid.",
+        help="A variant or a mixture, such as dense+salience. For a hybrid LAYER=VARIANT, repeated for each layer or stack.",
     ),
 ]
 Layers = Annotated[
     str | None,
-    typer.Option(help="Which layers, such as 0-3,5 or encoder,decoder.0-1. Default: all.", metavar="LAYERS"),
+    typer.Option(help="The layers to convert, such as 0-3,5 or encoder,decoder.0-1. Default: all.", metavar="LAYERS"),
 ]
 MaxLength = Annotated[
     int | None, typer.Option(min=1, help="The longest sequence, in tokens. Default: the model's own maximum.")
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="An option of the variant, such as rank=16; once for each."),
+    typer.Option(
+        "--option", metavar="NAME=VALUE", help="An option of the variant, such as rank=16; repeat for several."
+    ),
 ]
 Plan = Annotated[
     Path | None, typer.Option(help="A file that `suggest --json` wrote, instead of --variant.", dir_okay=False)
@@ -38,38 +40,36 @@ Plan = Annotated[
 
 
 def spec_of(variant: list[str] | None, plan: Path | None) -> str | dict[int | str, Any]:
-    """What `patch_model` takes as a variant.
-
-    Variants are looked up before a model is loaded, which may take long.
+    """The variant or hybrid for `patch_model`. Unknown variants are refused here, before a model is loaded.
 
     Raises:
-        BadParameter: for none, or two ways to say it.
-        UnknownVariantError, InvalidConfigError: for a variant that cannot be, or a bad plan.
+        BadParameter: for neither or both of --variant and --plan.
+        UnknownVariantError, InvalidConfigError: for an unknown variant or a bad plan.
     """
     if (plan is None) == (not variant):
-        raise typer.BadParameter("Say what the attention becomes: either with --variant, or with --plan.")
+        raise typer.BadParameter("Name the new attention: either with --variant, or with --plan.")
     if plan is not None:
         return dict(read_plan(plan))
     from ..synthesizers.registry import split_variant
 
-    given = variant or []
-    for part in given:
+    variants = variant or []
+    for part in variants:
         split_variant(part.rpartition("=")[2])
-    if len(given) == 1 and "=" not in given[0]:
-        return given[0]
+    if len(variants) == 1 and "=" not in variants[0]:
+        return variants[0]
     hybrid: dict[int | str, Any] = {}
-    for part in given:
+    for part in variants:
         layer, equals, name = part.partition("=")
         if not equals:
             raise typer.BadParameter(
-                f"--variant {part}: several variants make a hybrid, each for its layer: 0={part}."
+                f"--variant {part}: several variants make a hybrid, so each needs a layer, such as 0={part}."
             )
         hybrid[int(layer) if re.fullmatch("-?[0-9]{1,9}", layer) else layer] = name
     return hybrid
 
 
 def read_plan(path: Path) -> Suggestion | HeadSuggestion:
-    """What `suggest --json` wrote.
+    """Read a file that `suggest --json` wrote.
 
     Raises:
         CommandError: for a file that is no JSON.
@@ -82,7 +82,7 @@ def read_plan(path: Path) -> Suggestion | HeadSuggestion:
 
 
 def read_json(path: Path) -> Any:
-    """The contents of a file.
+    """Read a JSON file.
 
     Raises:
         CommandError: for a file that cannot be read or is no JSON.
@@ -96,18 +96,18 @@ def read_json(path: Path) -> Any:
 
 
 def options_of(options: list[str] | None, max_length: int | None) -> dict[str, Any]:
-    """Keyword arguments of `patch_model`; a value is JSON where it can be (16, true, [32, 16]), and else a string.
+    """Keyword arguments for `patch_model`. A value is parsed as JSON (16, true, [32, 16]), or else is a string.
 
     Raises:
         BadParameter: for an option without a value.
     """
-    found: dict[str, Any] = {} if max_length is None else {"max_length": max_length}
+    arguments: dict[str, Any] = {} if max_length is None else {"max_length": max_length}
     for option in options or ():
         name, equals, value = option.partition("=")
         if not equals:
             raise typer.BadParameter(f"--option {option}: write it as NAME=VALUE, such as rank=16.")
         try:
-            found[name] = json.loads(value)
+            arguments[name] = json.loads(value)
         except (ValueError, RecursionError):
-            found[name] = value
-    return found
+            arguments[name] = value
+    return arguments

@@ -1,4 +1,4 @@
-"""The rows of a task, from files, a folder or the Hub: read, checked, tokenized. Bad data is refused before training starts."""
+"""Reads, checks and tokenizes the rows of a task, from files, a folder or the Hub. Bad data is refused before training."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def load_task(
     folder: str | os.PathLike | None = None,
     limits: Mapping[str, int | None] | None = None,
 ) -> tuple[Task, DatasetDict]:
-    """The task, and its splits with checked labels, from files, `folder/TASK/SPLIT.jsonl` or the Hub.
+    """Load a task and its splits with checked labels, from files, `folder/TASK/SPLIT.jsonl` or the Hub.
 
-    `files` and `limits` (how many rows are used at most) are by `train`, `validation` and `test`. DataError says what is
-    unknown, missing or does not fit.
+    The keys of `files` and `limits` (maximum numbers of rows) are `train`, `validation` and `test`. Raises `DataError` for unknown,
+    missing or invalid data.
     """
     task = get_task(name) if name else None
-    named = {split: Path(path) for split, path in (files or {}).items() if path}
-    if named:
-        splits = read_files(named)
+    paths = {split: Path(path) for split, path in (files or {}).items() if path}
+    if paths:
+        splits = read_files(paths)
         task = task or infer_task(splits)
     elif task is None:
         raise DataError(
@@ -48,17 +48,17 @@ def load_task(
 
 
 def read_folder(folder: Path, task: Task) -> dict[str, Dataset]:
-    """The splits of `folder/TASK/SPLIT.jsonl`, the layout of the GLUE archive's copies."""
+    """Read the splits of `folder/TASK/SPLIT.jsonl`."""
     if not (folder / task.name).is_dir():
-        there = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        raise DataError(f"{folder} holds no folder {task.name!r}; it holds {', '.join(there) or 'nothing'}.")
+        subfolders = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        raise DataError(f"{folder} holds no folder {task.name!r}; it holds {', '.join(subfolders) or 'nothing'}.")
     optional = tuple(name.replace("validation", "test") for name in task.validation)
     files = {split: folder / task.name / f"{split}.jsonl" for split in ("train", *task.validation, *optional)}
     return read_files({split: path for split, path in files.items() if split not in optional or path.is_file()})
 
 
 def read_hub(task: Task) -> dict[str, Dataset]:
-    """The splits from the Hub."""
+    """Load the splits from the Hub."""
     try:
         return dict(load_dataset(task.dataset, task.config))
     except Exception as error:  # offline, unreachable, or without a cached copy: each client has its own error
@@ -69,7 +69,7 @@ def read_hub(task: Task) -> dict[str, Dataset]:
 
 
 def infer_task(splits: Mapping[str, Dataset]) -> Task:
-    """The task that a user's own files describe: `label`, and a text or two."""
+    """Describe the task of a user's files: a column `label`, and one or two text columns."""
     rows = splits.get("train") or next(iter(splits.values()))
     texts = [name for name in rows.column_names if rows.features[name].dtype in ("string", "large_string")]
     fields = tuple(name for name in ("sentence1", "sentence2") if name in texts)
@@ -89,7 +89,7 @@ def infer_task(splits: Mapping[str, Dataset]) -> Task:
 
 
 def checked_rows(task: Task, split: str, rows: Dataset, limit: int | None, *, labels_needed: bool) -> Dataset:
-    """The first rows with labels as class ids (or floats), each checked. A row for prediction may be without, which is -1."""
+    """Check the first `limit` rows, and turn labels into class ids (or floats). A missing label of a row for prediction is -1."""
     for name in (*task.fields, *(["label"] if labels_needed else [])):
         if name not in rows.column_names:
             raise DataError(
@@ -113,7 +113,7 @@ def checked_rows(task: Task, split: str, rows: Dataset, limit: int | None, *, la
 
 
 def label_id(task: Task, split: str, number: int, value: Any) -> int | float:
-    """One label as the model needs it."""
+    """Check one label, and turn it into a class id or a score."""
     where = f"Row {number} of the {split} data has the label {value!r}"
     if task.regression:
         low, high = (0.0, 5.0) if task.name == "stsb" else (float("-inf"), float("inf"))
@@ -134,11 +134,11 @@ def label_id(task: Task, split: str, number: int, value: Any) -> int | float:
 
 
 def texts_of(task: Task, row: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """The text of a row and its pair, if it has one. COPA has two: the premise with its question, and each of the answers."""
+    """The (text, pair) of a row; pair may be None. COPA has two: the premise with its question, and each answer."""
     values = [row[name] for name in task.fields]
     if task.multiple_choice:
-        device_read = "What was the cause of this?" if row["question"] == "cause" else "What happened as a result?"
-        return [(f"{row['premise']} {device_read}", row[choice]) for choice in ("choice1", "choice2")]
+        question = "What was the cause of this?" if row["question"] == "cause" else "What happened as a result?"
+        return [(f"{row['premise']} {question}", row[choice]) for choice in ("choice1", "choice2")]
     if task.name == "wic":
         return [(f"{values[0]}: {values[1]}", values[2])]
     return [(values[0], values[1] if len(values) > 1 else None)]
@@ -151,7 +151,7 @@ def tokenize_task(
     max_length: int,
     arrange: Callable[[dict[str, list[int]]], None] | None = None,
 ) -> Dataset:
-    """Rows of the model's inputs, and `labels` where the rows are labelled; `arrange` changes each tokenized text in place."""
+    """Tokenize rows to the model's inputs, with `labels` if there are any. `arrange` may change each tokenized text in place."""
 
     def encode(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
         table = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -171,15 +171,15 @@ def tokenize_task(
 
 
 def collator_for(task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Callable[[list], dict]:
-    """What makes batches of tokenized rows."""
-    tokenizer.padding_side = "right"  # where every position keeps its place
+    """Make the collator for tokenized rows."""
+    tokenizer.padding_side = "right"  # so columns are positions
     tokenizer.model_max_length = min(tokenizer.model_max_length, max_length)
     pad = DataCollatorWithPadding(tokenizer)
     return partial(_collate_choices, pad=pad) if task.multiple_choice else pad
 
 
 def _collate_choices(rows: list[dict[str, Any]], pad: Callable[[list], dict]) -> dict[str, Any]:
-    """Every choice is padded like a row of its own, and the choices of a row stand side by side: (B, C, L)."""
+    """Pad all choices to one length, and stack the choices of each row: (B, C, L)."""
     names = [name for name in rows[0] if name != "labels"]
     choices = [{name: row[name][i] for name in names} for row in rows for i in range(len(row[names[0]]))]
     batch = {name: tensor.unflatten(0, (len(rows), -1)) for name, tensor in pad(choices).items()}

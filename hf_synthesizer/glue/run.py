@@ -1,4 +1,4 @@
-"""Load a classifier, have it converted, fine-tune it with Trainer and score it: `hf-synthesizer finetune` and `evaluate`."""
+"""Load, convert, fine-tune and score a classifier with Trainer, for `hf-synthesizer finetune` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def load_model(
     ignore_mismatched_sizes: bool = False,
     **download: Any,
 ) -> Any:
-    """The model with a head for the task, whose classes its config names; `what` is what an error calls it.
+    """Load a model with a head for the task, and write the task's classes to its config. Errors call the model `what`.
 
     Raises:
-        InvalidConfigError: where it cannot be loaded.
+        InvalidConfigError: if it cannot be loaded.
     """
     build: Any = AutoModelForMultipleChoice if task.multiple_choice else AutoModelForSequenceClassification
     with loading(what, config_name or path):
@@ -66,9 +66,9 @@ def run(
     variant: str | None = None,
     convert: Callable[[Any, Dataset, PreTrainedTokenizerBase], Any] | None = None,
 ) -> dict[str, float]:
-    """Load a model, convert it, train it if `training.do_train` says so, and evaluate it; returns the metrics.
+    """Load a model, convert it, train it if `training.do_train` is set, and evaluate it. Returns the metrics.
 
-    `convert` gives the model the variant: it is called with the model, the tokenized training rows and the tokenizer.
+    `convert(model, tokenized training rows, tokenizer)` patches the model in place.
     """
     set_seed(training.seed)
     for split in ("train", *task.validation) if training.do_train else task.validation:
@@ -86,8 +86,8 @@ def run(
         convert(model, encoded["train"], tokenizer)
 
     def compute_metrics(evaluation: EvalPrediction) -> dict[str, float]:
-        found = official_metrics(task, predictions_of(task, evaluation.predictions), evaluation.label_ids)
-        return {**found, "score": task.score(found)}
+        scores = official_metrics(task, predictions_of(task, evaluation.predictions), evaluation.label_ids)
+        return {**scores, "score": task.score(scores)}
 
     trainer = Trainer(
         model=model,
@@ -103,6 +103,8 @@ def run(
         trainer.save_model()
     for split in task.validation:
         prefix = f"eval{split.removeprefix('validation')}"  # MNLI has two validation sets
-        found = trainer.evaluate(encoded[split], metric_key_prefix=prefix) | {f"{prefix}_samples": len(encoded[split])}
-        metrics |= keep(trainer, prefix, found)
+        scores = trainer.evaluate(encoded[split], metric_key_prefix=prefix) | {
+            f"{prefix}_samples": len(encoded[split])
+        }
+        metrics |= keep(trainer, prefix, scores)
     return metrics

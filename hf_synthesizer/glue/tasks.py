@@ -18,16 +18,16 @@ SUPER_GLUE = "aps/super_glue"
 
 @dataclass(frozen=True)
 class Task:
-    """One task: where its rows come from, what a row holds, and what a model is to say of it."""
+    """One task: the source of its rows, their columns, and the labels and metrics."""
 
     name: str
-    config: str  # in the data set, and in `evaluate.load("glue" or "super_glue", config)`
-    dataset: str  # of the Hub
-    fields: tuple[str, ...]  # the columns of the text and of its pair
+    config: str  # in the dataset, and in `evaluate.load("glue" or "super_glue", config)`
+    dataset: str  # on the Hub
+    fields: tuple[str, ...]  # the columns with the text and its pair
     labels: tuple[str, ...]  # the classes by their ids; empty for a regression
     metrics: tuple[str, ...] = ("accuracy",)
     validation: tuple[str, ...] = ("validation",)
-    multiple_choice: bool = False  # whether a row asks which of two continuations fits (COPA)
+    multiple_choice: bool = False  # whether a row asks for one of two continuations (COPA)
 
     @property
     def regression(self) -> bool:
@@ -67,11 +67,11 @@ TASKS = {
         Task("wic", "wic", SUPER_GLUE, ("word", *_SENTENCES), ("False", "True")),
     )
 }
-"""All tasks by name. SuperGLUE's RTE is `super_glue_rte`: its columns are called otherwise than those of GLUE's."""
+"""All tasks by name. SuperGLUE's RTE is `super_glue_rte`, because its columns have other names than those of GLUE's RTE."""
 
 
 def get_task(name: str) -> Task:
-    """The task of that name, however it is spelled (`SST-2`, `sts_b`); DataError for an unknown one."""
+    """Find a task by name. Upper case, hyphens and underscores are ignored (`SST-2`, `sts_b`). `DataError` for unknown names."""
     plain = name.lower()
     task = TASKS.get(plain) or TASKS.get(plain.replace("-", "").replace("_", ""))
     if task is None:
@@ -80,20 +80,22 @@ def get_task(name: str) -> Task:
 
 
 _METRICS = {
-    "accuracy": lambda task, found, wanted: accuracy_score(wanted, found),
-    "f1": lambda task, found, wanted: f1_score(wanted, found, average="macro" if task.num_labels > 2 else "binary"),
-    "matthews_correlation": lambda task, found, wanted: matthews_corrcoef(wanted, found),
-    "pearson": lambda task, found, wanted: pearsonr(found, wanted)[0],
-    "spearmanr": lambda task, found, wanted: spearmanr(found, wanted)[0],
+    "accuracy": lambda task, predictions, labels: accuracy_score(labels, predictions),
+    "f1": lambda task, predictions, labels: f1_score(
+        labels, predictions, average="macro" if task.num_labels > 2 else "binary"
+    ),
+    "matthews_correlation": lambda task, predictions, labels: matthews_corrcoef(labels, predictions),
+    "pearson": lambda task, predictions, labels: pearsonr(predictions, labels)[0],
+    "spearmanr": lambda task, predictions, labels: spearmanr(predictions, labels)[0],
 }
 
 
 def predictions_of(task: Task, outputs: np.ndarray | tuple[np.ndarray, ...]) -> np.ndarray:
-    """From a model's outputs (rows, labels), or a tuple that begins with them: class ids, or the numbers of a regression."""
+    """Class ids or regression scores from a model's outputs (rows, labels), or from a tuple that starts with them."""
     outputs = outputs[0] if isinstance(outputs, tuple) else outputs
     return outputs.reshape(len(outputs), -1)[:, 0] if task.regression else outputs.argmax(-1)
 
 
 def official_metrics(task: Task, predictions: np.ndarray, references: Any) -> dict[str, float]:
-    """The task's metrics by scikit-learn and SciPy, without a network."""
+    """Compute the task's metrics with scikit-learn and SciPy, without a network."""
     return {name: float(_METRICS[name](task, predictions, references)) for name in task.metrics}

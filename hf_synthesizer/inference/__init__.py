@@ -1,1 +1,1 @@
-"""For a model that is trained: what does not change any more is computed once."""
+"""Inference with a trained model: fuse static attention weights, and check lengths before `generate`."""

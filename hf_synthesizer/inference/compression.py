@@ -1,18 +1,18 @@
-"""Attention weights as a product of two thin factors, within a tolerance."""
+"""Compresses attention weights to a product of two thin factors, within a tolerance."""
 
 from __future__ import annotations
 
 import torch
 
 Compressed = tuple[int | None, float, torch.Tensor | None, torch.Tensor | None]
-"""A rank, its error and the two factors; no rank where compression is not worth it."""
+"""Rank, error and the two factors. The rank is None if compression saves nothing."""
 
 
 def compress(weights: torch.Tensor, tolerance: float) -> Compressed:
-    """The least rank whose error, the largest row sum of |weights − factors|, is within the tolerance.
+    """Find the least rank whose error, the largest row sum of |weights − factors|, is within the tolerance.
 
-    A few directions at a time, as long as they are few: a whole decomposition of a long table takes minutes. The error is
-    that of the factors found, so that nothing is claimed of directions that were missed.
+    Randomized decompositions of 16, 64, … directions come first: a full decomposition of a long table takes minutes. The error
+    is measured with the factors themselves, so it holds for an inexact decomposition too.
     """
     length = weights.shape[-1]
     directions = 16
@@ -20,12 +20,12 @@ def compress(weights: torch.Tensor, tolerance: float) -> Compressed:
         with torch.random.fork_rng(devices=[] if weights.device.type == "cpu" else None):
             torch.manual_seed(0)
             u, s, v = torch.svd_lowrank(weights, q=directions, niter=2)
-        found = _least_rank(weights, u, s, v.transpose(-1, -2), tolerance)
-        if found[0] is not None:
-            return found
+        compressed = _least_rank(weights, u, s, v.transpose(-1, -2), tolerance)
+        if compressed[0] is not None:
+            return compressed
         directions *= 4
     u, s, vh = torch.linalg.svd(weights, full_matrices=False)
-    # Above half of the length two factors cost more than the matrix.
+    # Above half of the length, two factors cost more than the matrix.
     return _least_rank(weights, u, s, vh[:, : length // 2], tolerance)
 
 
@@ -38,8 +38,8 @@ def _least_rank(
         rank = (low + high) // 2
         left, right = u[..., :rank] * s[:, None, :rank], vh[:, :rank]
         error = max(
-            float((own - factor @ columns).abs().sum(-1).max())
-            for own, factor, columns in zip(weights, left, right, strict=True)
+            float((head_weights - factor @ columns).abs().sum(-1).max())
+            for head_weights, factor, columns in zip(weights, left, right, strict=True)
         )
         if error <= tolerance:
             best, high = (rank, error, left, right), rank - 1

@@ -1,4 +1,4 @@
-"""What stands in for a synthesizer whose static part is computed."""
+"""The module that replaces a synthesizer while its static part is computed in advance."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ..synthesizers.mixture import MixtureSynthesizer
 from .compression import compress
 
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-"""Dtypes that hold e^−60 / N. Weights that are smaller than a dtype's smallest number are lost."""
+"""Dtypes that can represent e^−60 / N. In other dtypes small weights would become 0."""
 
 
 class FusedSynthesizer(Synthesizer):
-    """Computes the logits of `original` from what its parameters were made into.
+    """Computes the logits of `original` with a static part that was computed once.
 
-    What was computed cannot become stale, because the parameters behind it are out of reach: `own` is a twin of the original
-    with copies of them, which no module holds, and the original's are empty for as long. A state dict has them as they
-    are, and one that is loaded goes through here, so that everything is computed again. What depends on the input is not
-    copied: original, twin and this module share it, where others find it too.
+    The computed tensors cannot become stale, because the parameters behind them are read-only. `frozen` is a copy of the
+    original that is no submodule, and the original's copied parameters are empty until `unfuse`. `state_dict` returns
+    the copies. `load_state_dict` loads into the copies and computes everything again. Parts that depend on the input are not
+    copied: the original, `frozen` and this module share them.
 
-    Where softmaxed weights cannot be told exactly, because a row's logits lie further apart than `MAX_RANGE` or the dtype is
-    too narrow, logits are kept instead.
+    The module keeps softmaxed weights if these are exact. If the logits of a row span more than `MAX_RANGE`, or the dtype is too
+    narrow, it keeps logits.
     """
 
-    own: Synthesizer
+    frozen: Synthesizer
     original: Synthesizer
     fused_weights: torch.Tensor | None
     fused_logits: torch.Tensor | None
@@ -56,7 +56,7 @@ class FusedSynthesizer(Synthesizer):
         if live:
             self.parts = nn.ModuleDict(live)
         # Not through __setattr__, which would make them submodules.
-        self.__dict__["own"] = _twin(original, live)
+        self.__dict__["frozen"] = _frozen_copy(original, live)
         self.__dict__["original"] = original
         for name in ("weights", "logits", "left", "right"):
             self.register_buffer(f"fused_{name}", None, persistent=False)
@@ -64,21 +64,21 @@ class FusedSynthesizer(Synthesizer):
         self.eval()
 
     def compute(self) -> None:
-        """Make everything again from the parameters."""
+        """Compute all fused tensors from the parameters."""
         self.rank: int | None = None
         self.error = 0.0
         self.spread = 0.0
         self.fused_weights = self.fused_logits = self.fused_left = self.fused_right = None
         with torch.no_grad():
-            logits = cast(torch.Tensor, self.own.static_table())
+            logits = cast(torch.Tensor, self.frozen.static_table())
             self.dtype = logits.dtype
             if self.pure:
                 wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
                 if self.causal:
                     future = torch.ones(wide.shape[-2:], dtype=torch.bool, device=wide.device).triu(1)
                     wide = wide.masked_fill(future, -inf)
-                self.spread = _spread(wide)
-            if not self.pure or self.why_logits is not None:
+                self.spread = _largest_range(wide)
+            if not self.pure or self.why_not_weights is not None:
                 self.fused_logits = logits.contiguous()
                 return
             weights = wide.softmax(-1)  # (H, N, N)
@@ -93,42 +93,42 @@ class FusedSynthesizer(Synthesizer):
             self.fused_weights = weights.to(self.dtype).contiguous()
 
     @property
-    def why_logits(self) -> str | None:
-        """Why logits are kept and not their softmax, where nothing but the numbers speaks against it."""
+    def why_not_weights(self) -> str | None:
+        """Why the numbers do not allow softmaxed weights; None if they do."""
         if self.dtype not in WEIGHT_DTYPES:
             return f"{str(self.dtype).removeprefix('torch.')} cannot hold small weights"
-        if not self.spread <= MAX_RANGE:  # nor for NaN
+        if not self.spread <= MAX_RANGE:  # also True for NaN
             return f"a row's logits lie {self.spread:.0f} apart, and weights are exact up to {MAX_RANGE:.0f}"
         return None
 
     @property
     def what(self) -> str:
-        """What was computed, for the report."""
+        """Name the fused tensors, for the report."""
         if self.fused_logits is None:
             return "weights"
-        return "static logits" if not self.pure else f"static logits: {self.why_logits}"
+        return "static logits" if not self.pure else f"static logits: {self.why_not_weights}"
 
     @property
     def key_width(self) -> int:
-        return self.own.key_width
+        return self.frozen.key_width
 
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        return self.own.project_keys(hidden_states)
+        return self.frozen.project_keys(hidden_states)
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
-        """The original's logits.
+        """Compute the logits of the original.
 
         Raises:
             FusedModelError: in training.
         """
         if self.training:
             raise FusedModelError(
-                "A fused model cannot be trained: its static attention weights are computed already. Call "
+                "A fused model cannot be trained: its static attention weights are constants. Call "
                 "unfuse(model) before model.train()."
             )
         if positions.per_row:
-            return self.own.synthesize(hidden_states, key_states, positions)
-        terms = self.own.input_terms(hidden_states, key_states, positions)
+            return self.frozen.synthesize(hidden_states, key_states, positions)
+        terms = self.frozen.input_terms(hidden_states, key_states, positions)
         static = self._static_form(positions)
         return Sum([(None, static), *terms]) if terms else static
 
@@ -143,54 +143,54 @@ class FusedSynthesizer(Synthesizer):
         right = cast(torch.Tensor, self.fused_right)[..., : positions.key_length]
         return StaticWeights((left, right), complete=complete, causal=False, spread=self.spread)
 
-    # ---- parameters, which are in `own` alone ----------------------------------------------------------------------
+    # ---- parameters, which only `frozen` has -----------------------------------------------------------------------
 
-    def take_over(self) -> None:
-        """Leave the original without the parameters that were copied."""
-        for _, mine, theirs in self.copied():
-            theirs.data = mine.data.new_empty(0)
+    def empty_original(self) -> None:
+        """Empty the original's parameters that were copied."""
+        for _, copied, original in self.copied_tensors():
+            original.data = copied.data.new_empty(0)
 
-    def give_back(self) -> Synthesizer:
-        """The original, with its parameters."""
-        for _, mine, theirs in self.copied():
-            theirs.data = mine.data
+    def restore_original(self) -> Synthesizer:
+        """Return the original with its parameters filled again."""
+        for _, copied, original in self.copied_tensors():
+            original.data = copied.data
         self.original.train(self.training)
         return self.original
 
-    def copied(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """The name of each copied parameter and buffer, the copy, and the original's."""
+    def copied_tensors(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield the name, the copy and the original of each copied parameter and buffer."""
         for kind in ("named_parameters", "named_buffers"):
-            theirs = dict(getattr(self.original, kind)(remove_duplicate=False))
-            for name, tensor in getattr(self.own, kind)():
-                if tensor is not theirs[name]:
-                    yield name, tensor, theirs[name]
+            originals = dict(getattr(self.original, kind)(remove_duplicate=False))
+            for name, tensor in getattr(self.frozen, kind)():
+                if tensor is not originals[name]:
+                    yield name, tensor, originals[name]
 
-    def copied_parameters(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """The name of each parameter that is out of reach, the parameter, and whether it is one to train."""
-        for name, mine, theirs in self.copied():
-            if isinstance(theirs, nn.Parameter):
-                yield name, mine, theirs.requires_grad
+    def hidden_parameters(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Yield the name, the copy and the original `requires_grad` of each parameter that is hidden while fused."""
+        for name, copied, original in self.copied_tensors():
+            if isinstance(original, nn.Parameter):
+                yield name, copied, original.requires_grad
 
     def __getattr__(self, name: str) -> Any:
-        if name in _members(self) and name not in self._modules:
+        if name in _frozen_members(self) and name not in self._modules:
             raise FusedParameterError(
-                f"{name!r} is out of reach while its layer is fused, so that what was computed from it stays true. Call "
-                f"unfuse(model) to read or to change it; state_dict() and load_state_dict() serve a fused model as well."
+                f"{name!r} is out of reach while its layer is fused: the fused weights were computed from it. Call unfuse(model) "
+                f"to read or to change it; state_dict() and load_state_dict() work for a fused model too."
             )
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        held = name in self.__dict__ or name in self._buffers or name in self._modules
-        if not held and name in _members(self):
+        is_attribute = name in self.__dict__ or name in self._buffers or name in self._modules
+        if not is_attribute and name in _frozen_members(self):
             raise FusedParameterError(
-                f"{name!r} cannot be replaced while its layer is fused. Call unfuse(model) first, and fuse again then."
+                f"{name!r} cannot be replaced while its layer is fused. Call unfuse(model) first, and fuse again afterwards."
             )
         super().__setattr__(name, value)
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """The original's; of what was computed from, copies."""
-        state_dict = self.own.state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
-        for name, _, _ in self.copied():
+        """Return the original's state dict, with clones of the hidden tensors."""
+        state_dict = self.frozen.state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        for name, _, _ in self.copied_tensors():
             if prefix + name in state_dict:
                 state_dict[prefix + name] = state_dict[prefix + name].detach().clone()
         return state_dict
@@ -205,66 +205,66 @@ class FusedSynthesizer(Synthesizer):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Into the copies, even where tensors are to be assigned: what somebody else holds could change later."""
-        live = tuple(f"parts.{name}." for name in _live_parts(self.own))  # loaded by themselves
-        own = [
+        """Load into the copies. `assign=True` copies too, because the caller could change a shared tensor later."""
+        live = tuple(f"parts.{name}." for name in _live_parts(self.frozen))  # PyTorch loads these as submodules
+        static_names = [
             name for name in state_dict if name.startswith(prefix) and not name.removeprefix(prefix).startswith(live)
         ]
-        given = {name.removeprefix(prefix): state_dict.pop(name) for name in own}
+        static_state = {name.removeprefix(prefix): state_dict.pop(name) for name in static_names}
         try:
-            found = self.own.load_state_dict(given, strict=False)
+            result = self.frozen.load_state_dict(static_state, strict=False)
         except RuntimeError as error:
             error_msgs.append(str(error))
         else:
-            missing_keys += [prefix + name for name in found.missing_keys if not name.startswith(live)]
+            missing_keys += [prefix + name for name in result.missing_keys if not name.startswith(live)]
             if strict:
-                unexpected_keys += [prefix + name for name in found.unexpected_keys]
+                unexpected_keys += [prefix + name for name in result.unexpected_keys]
         finally:
             self.compute()
 
     def _apply(self, *args: Any, **kwargs: Any) -> FusedSynthesizer:
-        for module in (self.own, self.original):
+        for module in (self.frozen, self.original):
             module._apply(*args, **kwargs)
         super()._apply(*args, **kwargs)
-        made = next(
+        fused = next(
             tensor for tensor in (self.fused_weights, self.fused_logits, self.fused_left) if tensor is not None
         )
-        if made.dtype != self.dtype and not made.is_meta:
-            self.compute()  # another dtype holds other numbers
+        if fused.dtype != self.dtype and not fused.is_meta:
+            self.compute()  # rounding depends on the dtype
         return self
 
 
 def _live_parts(synthesizer: Synthesizer) -> dict[str, Synthesizer]:
-    """The parts of a mixture of which nothing is computed in advance."""
+    """Return the parts of a mixture that depend on the input."""
     if not isinstance(synthesizer, MixtureSynthesizer):
         return {}
     with torch.no_grad():
         return {name: part for name, part in synthesizer.components() if part.static_table() is None}
 
 
-def _twin(synthesizer: Synthesizer, live: dict[str, Synthesizer]) -> Synthesizer:
-    """A copy that shares the live parts, and takes no gradient for the rest."""
-    twin = copy.deepcopy(synthesizer, {id(part): part for part in live.values()})
+def _frozen_copy(synthesizer: Synthesizer, live: dict[str, Synthesizer]) -> Synthesizer:
+    """Copy a synthesizer: share the live parts, and take no gradient for the rest."""
+    frozen = copy.deepcopy(synthesizer, {id(part): part for part in live.values()})
     shared = {id(parameter) for part in live.values() for parameter in part.parameters()}
-    for parameter in twin.parameters():
+    for parameter in frozen.parameters():
         if id(parameter) not in shared:
             parameter.requires_grad_(False)
-    return twin
+    return frozen
 
 
-def _members(fused: FusedSynthesizer) -> set[str]:
-    own = fused.__dict__.get("own")
-    return set() if own is None else {*own._parameters, *own._buffers, *own._modules}
+def _frozen_members(fused: FusedSynthesizer) -> set[str]:
+    frozen = fused.__dict__.get("frozen")
+    return set() if frozen is None else {*frozen._parameters, *frozen._buffers, *frozen._modules}
 
 
 def _is_pure(synthesizer: Synthesizer) -> bool:
-    """Whether all that is not static is key-side."""
+    """Whether each part is static or depends on the key alone."""
     parts = [synthesizer, *(module for module in synthesizer.modules() if isinstance(module, Synthesizer))]
     leaves = [part for part in parts if not any(isinstance(child, nn.ModuleDict) for child in part.children())]
     return all(part.is_static or part.key_side for part in leaves)
 
 
-def _spread(logits: torch.Tensor) -> float:
-    """How far the logits that a row sees lie apart, at most."""
-    seen = logits.masked_fill(logits == -inf, inf)
-    return float((logits.amax(-1) - seen.amin(-1)).max())
+def _largest_range(logits: torch.Tensor) -> float:
+    """The largest range of the visible logits of a row."""
+    without_masked = logits.masked_fill(logits == -inf, inf)
+    return float((logits.amax(-1) - without_masked.amin(-1)).max())

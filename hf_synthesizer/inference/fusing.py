@@ -1,4 +1,4 @@
-"""Compute once what does not change any more: the attention weights of static layers, for inference."""
+"""`fuse_for_inference`: compute the attention weights of static layers once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .fused import FusedSynthesizer
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """What became of one layer. `rank` is None where the whole matrix is kept; `error` is the largest row sum of
-    |weights − compressed weights|, so that no output is off by more than `error` times the largest value."""
+    """What `fuse_for_inference` did with one layer. `rank` is None if the whole matrix is kept. `error` is the largest row sum of
+    |weights − compressed weights|: no output changes by more than `error` times the largest value."""
 
     name: str
     what: str
@@ -31,7 +31,7 @@ class FusedLayer:
 
 @dataclass(frozen=True)
 class FuseReport:
-    """Every synthesized layer of a model, fused or left. Prints as a table."""
+    """All synthesized layers of a model, fused or not. Prints as a table."""
 
     layers: tuple[FusedLayer, ...]
 
@@ -46,22 +46,21 @@ def fuse_for_inference(model: nn.Module, *, tolerance: float | None = None) -> F
     """Compute the static part of every synthesized layer once, in place. `unfuse(model)` undoes it.
 
     Layers whose logits do not depend on the input (`random`, `fixed_random`, `factorized_random`, and these with
-    `salience`) keep their softmaxed weights; in other mixtures the static parts become one table of logits. So they do where
-    the weights would not be exact, because a row's logits lie more than 60 apart or in float16; the report says so.
+    `salience`) keep their softmaxed weights. In other mixtures, the static parts become one table of logits. A layer also keeps
+    logits where weights would not be exact: in float16, or if the logits of a row span more than 60. The report says so.
 
-    What was computed cannot become stale: the parameters behind it are out of reach until `unfuse`. `state_dict`, saving,
-    copies and `.to()` work as before, and `load_state_dict` computes everything again.
+    The fused weights cannot become stale: the parameters behind them are read-only until `unfuse`. `state_dict`, saving,
+    copies and `.to()` work as before, and `load_state_dict` computes the weights again.
 
     Args:
         model: a patched model, or any module that holds `SynthesizerAttention` layers, in eval mode.
-        tolerance: if given, a matrix of weights is kept as two thin factors where that changes no row by more than
-            `tolerance` in sum, so that no output moves by more than `tolerance` times the largest value, as long as no key is
-            hidden. The cost of such a layer grows with L, not L². Causal layers are never compressed: a triangle has
-            full rank.
+        tolerance: None keeps exact weights. With a number, weights become two thin factors if the absolute error of each row
+            sums to at most `tolerance`. Without masked keys, no output then changes by more than `tolerance` times the largest
+            value. The cost of such a layer grows with L, not L². Causal layers are never compressed: a triangle has full rank.
 
     Raises:
-        InvalidConfigError: for a tolerance that is no number, or negative.
-        FusedModelError: in train mode, when offloaded, when fused already, or when there is nothing to fuse.
+        InvalidConfigError: for a tolerance that is negative or no number.
+        FusedModelError: in train mode, when offloaded, when fused already, or without a static layer.
     """
     if tolerance is not None and not (_is_number(tolerance) and isfinite(tolerance) and tolerance >= 0):
         raise InvalidConfigError(
@@ -70,42 +69,42 @@ def fuse_for_inference(model: nn.Module, *, tolerance: float | None = None) -> F
     if model.training:
         raise FusedModelError("fuse_for_inference is for inference: call model.eval() first.")
     require_in_memory(model, f"This {type(model).__name__} cannot be fused", FusedModelError)
-    found = list(_places(model))
-    if any(isinstance(place.synthesizer, FusedSynthesizer) for place in found):
+    locations = list(_synthesizer_locations(model))
+    if any(isinstance(location.synthesizer, FusedSynthesizer) for location in locations):
         raise FusedModelError("This model is fused already. Call unfuse(model) first to fuse it anew.")
-    layers, made = [], []
-    for place in found:
-        synthesizer, name = place.synthesizer, place.name
+    layers, replacements = [], []
+    for location in locations:
+        synthesizer, name = location.synthesizer, location.name
         with torch.no_grad():
             static = synthesizer.static_table() is not None
         if not static:
             layers.append(FusedLayer(name, f"nothing: {synthesizer.config.variant} depends on the input", None, 0.0))
             continue
-        fused = FusedSynthesizer(synthesizer, place.causal, tolerance)
-        made.append((place, fused))
+        fused = FusedSynthesizer(synthesizer, location.causal, tolerance)
+        replacements.append((location, fused))
         layers.append(FusedLayer(name, fused.what, fused.rank, fused.error))
-    if not made:
+    if not replacements:
         raise FusedModelError(
-            f"Nothing to fuse: none of the {len(found)} synthesized layers of this {type(model).__name__} has a part that "
+            f"Nothing to fuse: none of the {len(locations)} synthesized layers of this {type(model).__name__} has a part that "
             f"is the same for every input (random, fixed_random, factorized_random)."
         )
-    for place, fused in made:
-        fused.take_over()
-        place.holder._modules[place.key] = fused
+    for location, fused in replacements:
+        fused.empty_original()
+        location.holder._modules[location.key] = fused
     return FuseReport(tuple(layers))
 
 
 def unfuse(model: nn.Module) -> nn.Module:
     """Undo `fuse_for_inference`, in place; returns the same model."""
-    for place in list(_places(model)):
-        if isinstance(place.synthesizer, FusedSynthesizer):
-            place.holder._modules[place.key] = place.synthesizer.give_back()
+    for location in list(_synthesizer_locations(model)):
+        if isinstance(location.synthesizer, FusedSynthesizer):
+            location.holder._modules[location.key] = location.synthesizer.restore_original()
     return model
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a synthesizer is: the layer's or the group's name, the module that holds it, and under which key."""
+class _SynthesizerLocation:
+    """Where a synthesizer is: the name of its layer or group, the module that holds it, and its key there."""
 
     name: str
     holder: nn.Module
@@ -117,16 +116,16 @@ class _Place:
         return cast(Synthesizer, self.holder._modules[self.key])
 
 
-def _places(model: nn.Module) -> Iterator[_Place]:
-    """Each layer's synthesizer, or those of its groups of heads."""
+def _synthesizer_locations(model: nn.Module) -> Iterator[_SynthesizerLocation]:
+    """Yield the synthesizer of each layer, or those of its groups of heads."""
     for name, module in model.named_modules():
         synthesizer = getattr(module, "synthesizer", None)
         causal = bool(getattr(module, "is_causal", False))
         if isinstance(synthesizer, HeadGroups):
             for key, heads, _ in synthesizer.members():
-                yield _Place(f"{name} [{ranges(heads)}]", synthesizer.groups, key, causal)
+                yield _SynthesizerLocation(f"{name} [{ranges(heads)}]", synthesizer.groups, key, causal)
         elif isinstance(synthesizer, Synthesizer):
-            yield _Place(name, module, "synthesizer", causal)
+            yield _SynthesizerLocation(name, module, "synthesizer", causal)
 
 
 def _is_number(value: object) -> bool:

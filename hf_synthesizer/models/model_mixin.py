@@ -183,19 +183,19 @@ class SynthesizerModelMixin:
     def _prepare_generated_length(
         self, generation_config: Any, has_default_max_length: bool, *args: Any, **kwargs: Any
     ) -> Any:
-        from ..inference.room import NAMED, names_length
+        from ..inference.generation_length import LENGTH_REQUESTED, requests_length
 
-        setattr(generation_config, NAMED, names_length(self, generation_config, has_default_max_length))  # type: ignore
+        setattr(generation_config, LENGTH_REQUESTED, requests_length(self, generation_config, has_default_max_length))  # type: ignore
         return super()._prepare_generated_length(generation_config, has_default_max_length, *args, **kwargs)  # type: ignore
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, mode: Any, batch_size: int, max_cache_length: int
     ) -> Any:
         # The first place of `generate` that knows both how many tokens there will be and which of the prompt are padding.
-        from ..inference.room import NAMED, require_room
+        from ..inference.generation_length import LENGTH_REQUESTED, require_generation_length
 
-        if generation_config.__dict__.pop(NAMED, False):
-            require_room(self, model_kwargs, max_cache_length)  # type: ignore[arg-type]
+        if generation_config.__dict__.pop(LENGTH_REQUESTED, False):
+            require_generation_length(self, model_kwargs, max_cache_length)  # type: ignore[arg-type]
         return super()._prepare_cache_for_generation(  # type: ignore[misc]
             generation_config, model_kwargs, mode, batch_size, max_cache_length
         )

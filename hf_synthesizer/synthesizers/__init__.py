@@ -1,4 +1,4 @@
-"""How logits are made: one small file a synthesizing function, pure torch."""
+"""The synthesizing functions: modules that make attention logits, one file for each, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
 def build_synthesizer(
     config: LayerConfig, hidden_size: int, num_heads: int, max_length: int, *, head_dim: int | None = None
 ) -> Synthesizer:
-    """The synthesizer that a configuration describes, freshly initialised with torch's generator.
+    """Build the synthesizer that a configuration describes, initialised with torch's generator.
 
     Raises:
         InvalidConfigError: for tables that are larger than memory.
@@ -64,5 +64,5 @@ def build_synthesizer(
         )
         raise InvalidConfigError(
             f"{config.variant!r} with {settings} cannot be built: {first_line(error).rstrip('.')}. Lower max_length, or the options "
-            f"that say how large it is."
+            f"that set its size."
         ) from error

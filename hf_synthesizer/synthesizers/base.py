@@ -1,4 +1,4 @@
-"""What every synthesizer is: a module from hidden states to lazy logits."""
+"""The base class of all synthesizers: a module that maps hidden states to lazy logits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from ..logits.positions import Positions
 from .config import SynthesizerConfig
 
 LOADED = "_is_hf_initialized"
-"""How Transformers marks a tensor that came from a checkpoint, and a module that is initialised."""
+"""The attribute with which Transformers marks tensors loaded from a checkpoint and modules that are initialised."""
 
 
 class Synthesizer(nn.Module):
     """The logits S of `softmax(S + mask) · V`, for H heads of width d_h and up to N = `max_length` positions.
 
-    A subclass is registered with `@register_variant("name")`, and defines `__init__` with the signature below,
-    `synthesize`, `start_at_zero` and, when it looks at the keys' tokens, `key_width` and `project_keys`.
+    A subclass is registered with `@register_variant("name")`. It defines `__init__` with the signature below, `synthesize`
+    and `start_at_zero`. If its logits depend on the keys' tokens, it also defines `key_width` and `project_keys`.
 
-    Hooks on modules (offloading, sharding) bring parameters when a module is called, and take them away again. So a synthesizer
-    that holds others calls them, and `project_keys`, which runs outside of `forward`, reads parameters of submodules that it calls.
+    Hooks for offloading and sharding load a module's parameters when the module is called, and free them afterwards. So a
+    synthesizer must call the synthesizers that it contains. `project_keys` runs outside `forward`, so it may only use
+    parameters of submodules that it calls.
 
     Args:
         hidden_size: the width d of the hidden states.
@@ -37,23 +38,23 @@ class Synthesizer(nn.Module):
     variant: ClassVar[str]
     """The registered name."""
     formula: ClassVar[str]
-    """The logits S[h, i, j], as the README prints them."""
+    """The formula of the logits S[h, i, j], as the README prints it."""
     parameter_formula: ClassVar[str]
-    """How many weights the logits of a layer train, biases left out."""
+    """The number of trained weights of a layer's logits, without biases."""
     options: ClassVar[frozenset[str]] = frozenset()
-    """The fields of `SynthesizerConfig`, and own options, that the variant uses."""
+    """The options that the variant uses: fields of `SynthesizerConfig` or options of its own."""
     is_static: ClassVar[bool] = False
     """Whether S does not depend on the input."""
     key_side: ClassVar[bool] = False
-    """Whether S says what a key is worth to everybody; such a part joins a mixture with weight 1."""
+    """Whether S depends on the key alone, and is the same for all queries. Such a part has weight 1 in a mixture."""
     chooses_keys: ClassVar[bool] = False
-    """Whether a query attends to some keys alone; such logits cannot be added to others in a mixture."""
+    """Whether a query attends to a subset of the keys. Such a variant cannot be part of a mixture."""
     whole_sequence: ClassVar[bool] = False
-    """Whether the logits of a query depend on tokens behind it, so that no decoder can have them."""
+    """Whether a query's logits depend on later tokens. Such a variant cannot serve a decoder."""
     is_stock: ClassVar[bool] = False
-    """Whether S is what the stock layer computes, as it was pretrained."""
+    """Whether S is the logits of the pretrained stock layer."""
     stock_projections: ClassVar[tuple[str, str] | None] = None
-    """The modules that begin as the stock layer's query and key projection."""
+    """The names of the modules that start as the stock layer's query and key projections."""
 
     def __init__(
         self,
@@ -73,24 +74,24 @@ class Synthesizer(nn.Module):
 
     @property
     def table_heads(self) -> int:
-        """How many heads the tables have: 1 when all heads share them."""
+        """The number of heads in the tables: 1 if all heads share them."""
         return 1 if self.config.share_heads else self.num_heads
 
     @property
     def key_width(self) -> int:
-        """How many numbers a head the logits need to know of each key's token; a decoder's cache keeps them."""
+        """The width of a key state per head. A decoder's cache stores key states."""
         return 0
 
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """What the logits need to know of the keys' tokens: (B, H, L, key_width), or None if that is nothing."""
+        """Compute the key states (B, H, L, key_width). None if the logits do not depend on the keys' tokens."""
         return None
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
-        """The logits of the queries at `hidden_states` (B, Lq, d)."""
+        """Compute the logits of the queries at `hidden_states` (B, Lq, d)."""
         raise TypeError(f"{type(self).__name__} must define synthesize()")
 
     def static_table(self) -> torch.Tensor | None:
-        """The logits (H, N, N), as far as they do not depend on the input; None if all of them do."""
+        """Compute the part of the logits that does not depend on the input, (H, N, N); None if there is no such part."""
         return None
 
     def input_terms(
@@ -100,7 +101,7 @@ class Synthesizer(nn.Module):
         return []
 
     def start_at_zero(self) -> None:
-        """Make all logits exactly 0, but leave them a gradient (for `mixing="sum"`)."""
+        """Make all logits exactly 0, with a gradient that is not 0 (for `mixing="sum"`)."""
         raise TypeError(f"{type(self).__name__} must define start_at_zero()")
 
     def forward(
@@ -109,7 +110,7 @@ class Synthesizer(nn.Module):
         key_states: torch.Tensor | None = None,
         positions: Positions | None = None,
     ) -> Logits:
-        """The logits for `hidden_states` (B, Lq, d); without the rest, those of a plain sequence of Lq tokens.
+        """Compute the logits for `hidden_states` (B, Lq, d). Without other arguments, the keys are the same Lq tokens.
 
         Raises:
             SequenceTooLongError: for more than `max_length` positions.
@@ -126,7 +127,7 @@ class Synthesizer(nn.Module):
         batch, length, _ = projected.shape
         return projected.view(batch, length, self.num_heads, -1).transpose(1, 2)
 
-    def copied_parameters(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    def hidden_parameters(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Weights that `named_parameters` does not list: of each its name, the tensor, and whether it is trained."""
         return iter(())
 
@@ -135,50 +136,49 @@ class Synthesizer(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
-        """Take over what the stock layer's attention logits were made of, as far as the variant has a use for it."""
+        """Take over the stock layer's projections and scaling, if the variant uses them."""
 
     def stock_parts(self) -> Iterator[tuple[nn.Module, nn.Module]]:
-        """What began as stock query and key projections, here and in parts."""
+        """Yield the (query, key) modules that started as stock projections, here and in parts."""
         for module in self.modules():
             if isinstance(module, Synthesizer) and module.stock_projections is not None:
                 query, key = module.stock_projections
                 yield module.get_submodule(query), module.get_submodule(key)
 
     def reset_parameters(self) -> None:
-        """Give every tensor the value that it has in a new synthesizer, as `nn.Linear.reset_parameters` does: for a model that was
-        made without memory (`torch.device("meta")`, `to_empty`).
+        """Initialise all tensors, as `nn.Linear.reset_parameters` does. A model built on `torch.device("meta")` needs it
+        after `to_empty`.
 
-        Two kinds of tensors stay as they are: those that Transformers has loaded, and the stock projections, which Transformers
-        initialises as it does in a stock model.
+        Tensors that Transformers has loaded keep their values. So do the stock projections: Transformers initialises them.
         """
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         kept = {id(tensor) for pair in self.stock_parts() for module in pair for tensor in module.parameters()}
-        wanted = {
+        uninitialised = {
             name: tensor
             for name, tensor in tensors.items()
             if id(tensor) not in kept and not getattr(tensor, LOADED, False)
         }
-        if wanted:
-            device = next(iter(wanted.values())).device
+        if uninitialised:
+            device = next(iter(uninitialised.values())).device
             with torch.device(device), torch.no_grad():
                 fresh = self.new()
                 values = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
-                for name, tensor in wanted.items():
+                for name, tensor in uninitialised.items():
                     tensor.copy_(values[name])
 
     def new(self) -> Synthesizer:
-        """Another synthesizer with the same arguments."""
+        """Build another synthesizer with the same arguments."""
         return type(self)(self.hidden_size, self.num_heads, self.max_length, self.config, head_dim=self.head_dim)
 
     def set_causal(self, causal: bool) -> None:
-        """Be told whether the layer is a decoder's.
+        """Say whether the layer is causal, as in a decoder.
 
         Raises:
-            UnsupportedModelError: when it is, and the logits depend on the `whole_sequence`.
+            UnsupportedModelError: if it is, and the logits depend on the `whole_sequence`.
         """
         if causal and self.whole_sequence:
             raise UnsupportedModelError(
-                f"The variant {self.variant!r} chooses its keys over the whole sequence, so that a decoder's query would "
-                f"know of tokens behind it. Patch an encoder with it (T5: layers={{'encoder': True}}), and give a "
+                f"The variant {self.variant!r} chooses its keys over the whole sequence, so a decoder's query would "
+                f"depend on later tokens. Patch an encoder with it (T5: layers={{'encoder': True}}), and give a "
                 f"decoder sparse_strided, sparse_fixed, or a variant that chooses no keys."
             )

@@ -16,7 +16,7 @@ from .registry import register_variant
 class DenseSynthesizer(Synthesizer):
     """`S[h, i, j] = relu(W1 x_i)[h] · W2[h, :, j] + b2[h, j]`.
 
-    The columns of W2 play the keys' part, but no token has a say in them.
+    The columns of W2 take the place of the keys. They do not depend on any token.
     """
 
     formula = "relu(W1 x_i)[h] · W2[h, :, j] + b2[h, j]"

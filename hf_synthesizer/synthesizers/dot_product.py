@@ -1,4 +1,4 @@
-"""Dot-product attention, the stock kind, as one part among others."""
+"""Dot-product attention, as in the stock layer: a part for mixtures and for groups of heads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DotProductSynthesizer(Synthesizer):
         self.query, self.key, self.scaling = query, key, scaling
 
     def start_at_zero(self) -> None:
-        """Stays as it is: it is the part that the others are added to."""
+        """Do nothing: the other parts are added to the stock logits."""
 
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.split_heads(linear(self.key, hidden_states))

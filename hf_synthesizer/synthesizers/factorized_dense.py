@@ -32,7 +32,7 @@ class FactorizedDenseSynthesizer(Synthesizer):
         if a * b < self.max_length:
             raise InvalidConfigError(
                 f"factors=({a}, {b}) give a·b = {a * b} columns, but max_length = {self.max_length} positions need as "
-                f"many. Choose a and b with a·b ≥ {self.max_length}, or leave factors out: the default would be "
+                f"many. Choose a and b with a·b ≥ {self.max_length}, or leave factors out: the default is "
                 f"{default_factors(self.max_length)}."
             )
         self.hidden = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
@@ -44,7 +44,7 @@ class FactorizedDenseSynthesizer(Synthesizer):
             nn.init.normal_(weight, std=0.5 * self.head_dim**-0.5)
 
     def start_at_zero(self) -> None:
-        # One factor alone: with both at zero neither would ever get a gradient.
+        # One factor alone: if both were 0, the gradient of both would be 0.
         nn.init.zeros_(self.inner_weight)
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
@@ -57,7 +57,7 @@ class FactorizedDenseSynthesizer(Synthesizer):
 
 
 def default_factors(max_length: int) -> tuple[int, int]:
-    """The divisor pair of N nearest a square, a ≥ b; where N has no pair within a ratio of 4, of the next N that has."""
+    """Find a ≥ b with a·b = N, as near to a square as possible. If a/b > 4 for this N, take the next larger N that has a/b ≤ 4."""
     for columns in range(max_length, 2 * max_length + 4):
         b = next(b for b in range(math.isqrt(columns), 0, -1) if columns % b == 0)
         if columns <= 4 * b * b or columns <= 3:

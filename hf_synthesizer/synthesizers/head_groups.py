@@ -1,4 +1,4 @@
-"""Layers whose heads differ: each group of heads has a synthesizer of its own."""
+"""Layers with a different synthesizer for each group of heads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .registry import get_variant
 from .stock_weights import rows_of
 
 STOCK = "stock"
-"""The name of the group that keeps the stock attention; the others are called 0, 1, …"""
+"""The name of the group that keeps stock attention. The others are named 0, 1, …"""
 
 
 class HeadGroups(Synthesizer):
-    """`S[h] = S_g[h]` for the heads h of group g; the heads of no group compare tokens as the stock layer does.
+    """`S[h] = S_g[h]` for the heads h of group g. Heads in no group keep the stock logits.
 
-    Each group is a synthesizer for its number of heads, and knows nothing of the others. What the groups need to know of keys
-    lies side by side as that of one head, (B, 1, L, Σ_g H_g · width_g), because each group needs another width.
+    Each group is an ordinary synthesizer for its number of heads. The widths of the groups' key states differ, so all key
+    states are concatenated as those of one head: (B, 1, L, Σ_g H_g · width_g).
     """
 
     formula = "S_g[h, i, j] for the heads h of group g"
@@ -40,21 +40,23 @@ class HeadGroups(Synthesizer):
         head_dim: int | None = None,
         build: Callable[..., Synthesizer],
     ):
-        """`build` makes the synthesizer of one group (`build_synthesizer`)."""
+        """`build` builds the synthesizer of one group (`build_synthesizer`)."""
         super().__init__(hidden_size, num_heads, max_length, config, head_dim=head_dim)  # type: ignore[arg-type]
-        named = [(str(number), group) for number, group in enumerate(config.groups)]
+        group_configs = [(str(number), group) for number, group in enumerate(config.groups)]
         if config.stock_heads:
-            named.append((STOCK, SynthesizerConfig("dot_product", max_length=max_length, heads=config.stock_heads)))
+            group_configs.append(
+                (STOCK, SynthesizerConfig("dot_product", max_length=max_length, heads=config.stock_heads))
+            )
         self.groups = nn.ModuleDict(
             {
                 name: build(group, hidden_size, len(group.heads or ()), max_length, head_dim=self.head_dim)
-                for name, group in named
+                for name, group in group_configs
             }
         )
-        self.heads = HeadPartition([group.heads or () for _, group in named])
+        self.heads = HeadPartition([group.heads or () for _, group in group_configs])
 
     def members(self) -> Iterator[tuple[str, tuple[int, ...], Synthesizer]]:
-        """Name, heads and synthesizer of each group."""
+        """Yield the name, heads and synthesizer of each group."""
         for (name, group), heads in zip(self.groups.items(), self.heads.groups, strict=True):
             yield name, heads, cast(Synthesizer, group)
 
@@ -63,7 +65,7 @@ class HeadGroups(Synthesizer):
         return sum(len(heads) * group.key_width for _, heads, group in self.members())
 
     def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
-        """Each group that has a use for them takes the rows of its own heads."""
+        """Give each group that uses the stock projections the rows of its heads."""
         for _, heads, group in self.members():
             if any(get_variant(part).load_stock is not Synthesizer.load_stock for part in group.config.parts):
                 rows = (torch.tensor(heads)[:, None] * self.head_dim + torch.arange(self.head_dim)).flatten()

@@ -1,4 +1,4 @@
-"""Attention to the best keys by asymmetric hashing, with one transform of queries and keys a variant."""
+"""Attention to the best keys by asymmetric hashing. The variants differ in how they transform queries and keys."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ from .shared_projection import SharedProjectionSynthesizer
 class HashSynthesizer(SharedProjectionSynthesizer):
     """Shared queries and keys; a query attends to the `bucket_size` best keys that `num_hashes` hashes find.
 
-    The hashes' directions are drawn once, with torch's generator, and saved.
+    The directions of the hashes are drawn once with torch's generator, and saved.
     """
 
     options = frozenset({"bucket_size", "num_hashes"})
     whole_sequence = True
     transform: ClassVar[staticmethod]
+    """The transform of queries and keys."""
+    transform_with_qnf: ClassVar[staticmethod]
+    """The same with the option `qnf`, which normalises queries."""
     extra_width: ClassVar[int] = 1
-    """How many numbers the transform adds."""
+    """The number of columns that the transform adds."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -38,11 +41,12 @@ class HashSynthesizer(SharedProjectionSynthesizer):
 
     @property
     def bucket_size(self) -> int:
-        """No more than there can be keys: a traced graph has a place for each."""
+        """The option, but at most `max_length`: a traced graph allocates a place for each."""
         return min(self.config.bucket_size, self.max_length)
 
     def choice(self) -> Buckets:
-        return Buckets(type(self).transform, self.directions, self.bucket_size)  # type: ignore[arg-type]
+        transform = type(self).transform_with_qnf if self.config.qnf else type(self).transform
+        return Buckets(transform, self.directions, self.bucket_size)  # type: ignore[arg-type]
 
 
 @register_variant("lsh_simple")
@@ -64,24 +68,20 @@ class SimpleALSHSynthesizer(HashSynthesizer):
 
 @register_variant("alsh_xbox")
 class XboxALSHSynthesizer(HashSynthesizer):
-    """XBOX (Bachrach et al. 2014); with `qnf`, queries are made as long as the longest key (Huang et al. 2018)."""
+    """XBOX (Bachrach et al. 2014); `qnf` scales queries to the norm of the longest key (Huang et al. 2018)."""
 
     formula = "x̃_i[h] · x̃_j[h] · scaling for the best j that XBOX finds"
     options = HashSynthesizer.options | {"qnf"}
-
-    def choice(self) -> Buckets:
-        transform = xbox_normalised if self.config.qnf else xbox
-        return Buckets(transform, self.directions, self.bucket_size)  # type: ignore[arg-type]
+    transform = staticmethod(xbox)
+    transform_with_qnf = staticmethod(xbox_normalised)
 
 
 @register_variant("alsh_sign")
 class SignALSHSynthesizer(HashSynthesizer):
-    """Sign-ALSH (Shrivastava & Li 2015) with m = 2 and U = 0.75; with `qnf`, queries are made as long as 1."""
+    """Sign-ALSH (Shrivastava & Li 2015) with m = 2 and U = 0.75; `qnf` scales queries to norm 1."""
 
     formula = "x̃_i[h] · x̃_j[h] · scaling for the best j that Sign-ALSH finds"
     options = HashSynthesizer.options | {"qnf"}
+    transform = staticmethod(sign_alsh)
+    transform_with_qnf = staticmethod(sign_alsh_normalised)
     extra_width = 2
-
-    def choice(self) -> Buckets:
-        transform = sign_alsh_normalised if self.config.qnf else sign_alsh
-        return Buckets(transform, self.directions, self.bucket_size)  # type: ignore[arg-type]

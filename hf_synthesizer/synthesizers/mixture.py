@@ -18,12 +18,11 @@ from .registry import get_variant
 class MixtureSynthesizer(Synthesizer):
     """`S[h, i, j] = Σ_c α[h, c] · S_c[h, i, j]`, one scalar weight a head and component.
 
-    With `mixing="softmax"` α is a softmax over the components that compete; a key-side part such as `salience` does
-    not compete and has weight 1, and a lone competitor needs no weight. With `mixing="sum"` each component has a free
-    weight that starts at 1, and new parts start at 0.
+    With `mixing="softmax"`, α is a softmax over the components. A key-side part such as `salience` has weight 1 and takes no
+    part in the softmax. If only one component is left, its weight is 1 too. With `mixing="sum"`, each component has a free
+    weight that starts at 1, and the logits of new parts start at 0.
 
-    What is trained under "sum" is how far a weight is from where it started, `mixing_change`: weight decay, which every usual
-    optimiser brings, then pulls α to 1, and not the pretrained part to 0.
+    With "sum", `mixing_change = α − 1` is the trained parameter. So weight decay pulls α to 1, and not the pretrained part to 0.
     """
 
     formula = "Σ_c α[h, c] · S_c[h, i, j]"
@@ -60,7 +59,7 @@ class MixtureSynthesizer(Synthesizer):
         return sum(part.key_width for _, part in self.components())
 
     def components(self) -> Iterator[tuple[str, Synthesizer]]:
-        """The parts with their names."""
+        """Iterate over the names and synthesizers of the parts."""
         return ((name, cast(Synthesizer, part)) for name, part in self.parts.items())
 
     def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
@@ -77,7 +76,7 @@ class MixtureSynthesizer(Synthesizer):
         return torch.cat(states, dim=-1) if states else None  # (B, H, L, Σ widths)
 
     def alpha(self) -> dict[str, torch.Tensor]:
-        """The weight (H,) of each weighted component."""
+        """Compute the weight (H,) of each weighted component."""
         if not self.weighted:
             return {}
         if self.config.mixing == "softmax":
@@ -116,9 +115,9 @@ class MixtureSynthesizer(Synthesizer):
         hidden_states: torch.Tensor,
         key_states: torch.Tensor | None,
         positions: Positions,
-        wanted: list[Synthesizer],
+        parts: list[Synthesizer],
     ) -> list[tuple[torch.Tensor | None, Logits]]:
-        """The weighted logits of the wanted parts, each with its own share of the key states."""
+        """Compute the weighted logits of these parts. Each gets its slice of the key states."""
         alpha = self.alpha()
         terms: list[tuple[torch.Tensor | None, Logits]] = []
         start = 0
@@ -127,7 +126,7 @@ class MixtureSynthesizer(Synthesizer):
             if part.key_width and key_states is not None:
                 states = key_states[..., start : start + part.key_width]
                 start += part.key_width
-            if part in wanted:
-                # Called as a module, so that hooks on it (offloading) see that its parameters are wanted.
+            if part in parts:
+                # Called as a module, so that hooks for offloading load its parameters.
                 terms.append(weighted(alpha.get(name), part(hidden_states, states, positions)))
         return terms

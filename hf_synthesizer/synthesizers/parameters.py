@@ -16,7 +16,7 @@ def count_parameters(module: nn.Module, *, trainable_only: bool = True, biases: 
         biases: count parameters called `bias`, or ending in `_bias`, too. The paper's counts leave them out.
     """
     synthesizers = [part for part in module.modules() if isinstance(part, Synthesizer)]
-    out_of_reach = [entry for part in synthesizers for entry in part.copied_parameters()]
+    out_of_reach = [entry for part in synthesizers for entry in part.hidden_parameters()]
     named = [(name, parameter, parameter.requires_grad) for name, parameter in module.named_parameters()]
     return sum(
         parameter.numel()

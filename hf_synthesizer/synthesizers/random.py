@@ -32,7 +32,7 @@ class RandomSynthesizer(Synthesizer):
                 self.table[: len(patterns)] = patterns
 
     def register_table(self, table: torch.Tensor) -> None:
-        """Hold R; whether it is trained is all that tells `random` and `fixed_random` apart."""
+        """Register R as a parameter; `fixed_random` registers a buffer instead."""
         self.table = nn.Parameter(table)
 
     def start_at_zero(self) -> None:

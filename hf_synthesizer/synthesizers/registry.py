@@ -16,18 +16,21 @@ _VARIANTS: dict[str, type[Synthesizer]] = {}
 
 
 def register_variant(name: str) -> Callable[[Registered], Registered]:
-    """Class decorator: make a `Synthesizer` subclass known under `name`, for `patch_model` and for mixtures.
+    """Class decorator: register a `Synthesizer` subclass under `name`, for `patch_model` and for mixtures.
 
     Raises:
-        InvalidConfigError: for a name that is taken, or that could not be told from a mixture.
+        InvalidConfigError: for a name that is taken, or that is no identifier.
     """
     if not name.isidentifier():
         raise InvalidConfigError(f"A variant's name must be an identifier such as 'my_variant', not {name!r}.")
 
     def register(cls: Registered) -> Registered:
-        taken = _VARIANTS.get(name)
-        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise InvalidConfigError(f"The variant {name!r} is registered already, by {taken.__qualname__}.")
+        registered = _VARIANTS.get(name)
+        if registered is not None and (registered.__module__, registered.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
+            raise InvalidConfigError(f"The variant {name!r} is registered already, by {registered.__qualname__}.")
         cls.variant = name
         _VARIANTS[name] = cls
         return cls
@@ -36,12 +39,12 @@ def register_variant(name: str) -> Callable[[Registered], Registered]:
 
 
 def list_variants() -> list[str]:
-    """The names of all registered variants. All but those that choose keys can be mixed: `"random+dot_product"`."""
+    """The names of all registered variants. Variants that do not choose keys can be mixed: `"random+dot_product"`."""
     return list(_VARIANTS)
 
 
 def get_variant(name: str) -> type[Synthesizer]:
-    """The class registered under `name`, which is no mixture."""
+    """Return the class registered under `name`. Mixtures are not registered."""
     if name not in _VARIANTS:
         raise UnknownVariantError(
             f"Unknown variant {name!r}. Known are {', '.join(_VARIANTS)}, and mixtures of them such as "
@@ -51,7 +54,7 @@ def get_variant(name: str) -> type[Synthesizer]:
 
 
 def split_variant(variant: str) -> list[str]:
-    """The parts of `"a+b+c"`, each checked.
+    """Split `"a+b+c"` into its parts, and check each.
 
     Raises:
         UnknownVariantError: for an unknown or an empty part.

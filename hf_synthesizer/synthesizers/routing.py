@@ -16,7 +16,7 @@ from .shared_projection import SharedProjectionSynthesizer
 class RoutingSynthesizer(SharedProjectionSynthesizer):
     """Shared queries and keys; a query attends to the keys in its own cluster of √L.
 
-    The directions from which the clusters start are drawn once, with torch's generator, and saved.
+    The initial centroids of the clusters are drawn once with torch's generator, and saved.
     """
 
     formula = "x̃_i[h] · x̃_j[h] · scaling where i and j are in one cluster"
@@ -32,6 +32,6 @@ class RoutingSynthesizer(SharedProjectionSynthesizer):
 
 
 def orthogonal_directions(count: int, width: int) -> torch.Tensor:
-    """(count, width): unit vectors, each `width` of them orthogonal to each other."""
+    """Draw unit vectors, (count, width), in blocks of `width` orthogonal vectors."""
     blocks = [nn.init.orthogonal_(torch.empty(width, width)) for _ in range(-(-count // width))]
     return torch.cat(blocks)[:count]

@@ -1,4 +1,4 @@
-"""Salience: how much a token is worth looking at, whoever looks. The mirror of `dense`, a part for mixtures."""
+"""Salience: one logit for each key, the same for all queries. A part for mixtures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .registry import register_variant
 class SalienceSynthesizer(Synthesizer):
     """`S[h, i, j] = u[h] · x_j`, the scalar form of the Attention Free Transformer's key term (arXiv 2105.14103).
 
-    No bias: softmax would not see it.
+    No bias: it would not change the softmax.
     """
 
     formula = "u[h] · x_j"

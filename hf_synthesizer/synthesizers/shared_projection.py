@@ -1,4 +1,4 @@
-"""What the variants that choose their keys have in common: one projection makes queries and keys."""
+"""The base class of variants that choose keys: one projection makes queries and keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .stock_weights import is_quantized
 
 
 class SharedProjectionSynthesizer(Synthesizer):
-    """`S[h, i, j] = x̃_i[h] · x̃_j[h] · scaling` with x̃ = W x for the keys j that i chooses.
+    """`S[h, i, j] = x̃_i[h] · x̃_j[h] · scaling` with x̃ = W x, for the keys j that query i chooses.
 
     W starts as the mean of the base model's query and key projections, and keeps its scaling.
     """
@@ -35,7 +35,7 @@ class SharedProjectionSynthesizer(Synthesizer):
         self.causal = False
 
     def choice(self) -> Choice:
-        """The rule by which keys are chosen."""
+        """Return the rule that chooses the keys of each query."""
         raise TypeError(f"{type(self).__name__} must define choice()")
 
     @property
@@ -43,23 +43,26 @@ class SharedProjectionSynthesizer(Synthesizer):
         return self.head_dim
 
     def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
-        """Start as the mean of the two projections. A bias that one of them does without (Whisper's keys) is 0.
+        """Start as the mean of the two projections. If only one has a bias (Whisper), the missing one counts as 0.
 
         Raises:
-            UnsupportedModelError: for quantized ones, which have none.
+            UnsupportedModelError: for quantized projections, which cannot be averaged.
         """
         if is_quantized(query) or is_quantized(key):
             raise UnsupportedModelError(
-                f"The variant {self.variant!r} starts as the mean of the stock query and key projections, but these were "
-                f"quantized, and cannot be averaged. Patch the model before it is quantized, or "
-                f"take a variant that makes no use of them, or dot_product, which keeps them as they are."
+                f"The variant {self.variant!r} starts as the mean of the stock query and key projections, but these are "
+                f"quantized, and cannot be averaged. Patch the model before it is quantized, or take a variant that does not "
+                f"use them, or dot_product, which keeps them unchanged."
             )
-        given = [dict(projection.named_parameters()) for projection in (query, key)]
-        self.projection, self.scaling = copy.deepcopy(query if len(given[0]) >= len(given[1]) else key), scaling
+        stock_parameters = [dict(projection.named_parameters()) for projection in (query, key)]
+        self.projection, self.scaling = (
+            copy.deepcopy(query if len(stock_parameters[0]) >= len(stock_parameters[1]) else key),
+            scaling,
+        )
         with torch.no_grad():
             for name, shared in self.projection.named_parameters():
-                there: list[torch.Tensor] = [parameters[name] for parameters in given if name in parameters]
-                shared.copy_(torch.stack(there).sum(0)).div_(2)
+                stock: list[torch.Tensor] = [parameters[name] for parameters in stock_parameters if name in parameters]
+                shared.copy_(torch.stack(stock).sum(0)).div_(2)
 
     def set_causal(self, causal: bool) -> None:
         super().set_causal(causal)
@@ -78,6 +81,6 @@ class SharedProjectionSynthesizer(Synthesizer):
         else:
             query = key_states.index_select(
                 -2, positions.start + torch.arange(length, device=key_states.device)
-            )  # a static cache is longer than what is in it
-        known = positions if positions.windowed else None
-        return Sparse(query, key_states, self.scaling, self.choice(), positions.start, self.causal, known)
+            )  # a static cache is longer than its content
+        window_positions = positions if positions.windowed else None
+        return Sparse(query, key_states, self.scaling, self.choice(), positions.start, self.causal, window_positions)

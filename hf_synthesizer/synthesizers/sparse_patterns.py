@@ -1,4 +1,4 @@
-"""The Sparse Transformer's two patterns: a query attends to the keys of fixed positions."""
+"""The two patterns of the Sparse Transformer: a query attends to keys at fixed positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PatternSynthesizer(SharedProjectionSynthesizer):
     pattern: ClassVar[type[Pattern]]
 
     def choice(self) -> Pattern:
-        # A stride that is longer than every sequence means the same, however long it is.
+        # All strides longer than the longest sequence are equivalent.
         stride = None if self.config.stride is None else min(self.config.stride, self.max_length + 1)
         return self.pattern(stride, max(1, isqrt(self.max_length)))
 

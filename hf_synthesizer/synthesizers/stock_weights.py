@@ -1,8 +1,8 @@
-"""What can be taken from a stock layer's weights: whether they are ordinary numbers, or were quantized.
+"""Reads the weights of stock projections, and tells whether they are quantized.
 
-Quantizers differ: torch's own packs a weight away behind a method, bitsandbytes keeps integers of another shape, torchao and
-quanto keep tensors of a subclass that looks like the original. What they have in common is that nobody may compute with the
-weight but the module that holds it.
+Quantizers store weights in different ways. PyTorch packs a weight behind a method, bitsandbytes keeps integers of another
+shape, and torchao and quanto keep a tensor subclass that looks like the original. In all cases only the module that holds the
+weight can compute with it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ..errors import UnsupportedModelError
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether it is a tensor that holds its numbers as they are, whole or sharded."""
+    """Whether it is a plain tensor, whole or sharded, and no quantized one."""
     return isinstance(tensor, torch.Tensor) and (
         isinstance(tensor, DTensor) or not is_traceable_wrapper_subclass(tensor)
     )
 
 
 def is_quantized(projection: nn.Module) -> bool:
-    """Whether the module's weight is anything but plain floating-point numbers."""
+    """Whether the module's weight is not a plain floating-point tensor."""
     weight = getattr(projection, "weight", None)
     return not (is_plain(weight) and weight.is_floating_point())  # type: ignore[union-attr]
 
 
 def place_of(projection: nn.Module, example: torch.Tensor) -> tuple[torch.device, torch.dtype]:
-    """Device and floating-point dtype of what takes the projection's place.
+    """Return the device and floating-point dtype for a module that replaces the projection.
 
-    They are its weight's; where that does not tell (it is packed, or holds integers), those of `example`.
+    They come from the projection's weight. If the weight is packed or holds integers, they come from `example`.
     """
     weight = getattr(projection, "weight", None)
     if not isinstance(weight, torch.Tensor):
@@ -42,23 +42,23 @@ def place_of(projection: nn.Module, example: torch.Tensor) -> tuple[torch.device
 
 
 def rows_of(projection: nn.Module, rows: torch.Tensor) -> nn.Linear:
-    """A `Linear` of its own with these rows of a projection; `Conv1D` keeps its weight transposed.
+    """Build a new `Linear` from these rows of a projection (`Conv1D` has a transposed weight).
 
     Raises:
-        UnsupportedModelError: for a quantized projection, whose rows nobody can take.
+        UnsupportedModelError: for a quantized projection.
     """
     if is_quantized(projection):
         raise UnsupportedModelError(
-            "This patch needs some rows of a projection alone (one projection makes queries, keys and values, several heads "
-            "share a key, or some heads only keep theirs), but the projections were quantized, and nothing can be cut out of "
-            "them. Patch the model before it is quantized."
+            "This patch needs some rows of a projection (one projection makes queries, keys and values, several heads share a "
+            "key, or only some heads keep their rows), but the projections are quantized, and rows cannot be selected. "
+            "Patch the model before it is quantized."
         )
     weight = cast(torch.Tensor, projection.weight)
     weight = weight if hasattr(projection, "out_features") else weight.t()
     bias = cast("torch.Tensor | None", getattr(projection, "bias", None))
     rows = rows.to(weight.device)
-    own = nn.Linear(weight.shape[1], len(rows), bias=bias is not None, device="meta", dtype=weight.dtype)
-    own.weight = nn.Parameter(weight.detach()[rows].clone(), requires_grad=weight.requires_grad)
+    selected = nn.Linear(weight.shape[1], len(rows), bias=bias is not None, device="meta", dtype=weight.dtype)
+    selected.weight = nn.Parameter(weight.detach()[rows].clone(), requires_grad=weight.requires_grad)
     if bias is not None:
-        own.bias = nn.Parameter(bias.detach()[rows].clone(), requires_grad=bias.requires_grad)
-    return own
+        selected.bias = nn.Parameter(bias.detach()[rows].clone(), requires_grad=bias.requires_grad)
+    return selected

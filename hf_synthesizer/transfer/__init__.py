@@ -1,4 +1,4 @@
-"""Make a pretrained model survive the swap: teach the synthesized layers what the stock ones attended to."""
+"""Teach synthesized layers the attention of the stock layers, and suggest which layers or heads to synthesize."""
 
 from .report import LayerTransfer, TransferReport
 from .run import transfer_attention

@@ -1,4 +1,4 @@
-"""Watch a teacher attend: what goes into each self-attention layer, and which weights come out."""
+"""Records the calls of a teacher's self-attention layers: their inputs and their attention weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ..logits.masks import AttentionMask
 from ..synthesizers import HeadGroups, Synthesizer
 
 Batch = dict[str, Any]
-ASIDE = ("labels", "modality")
-"""What batches have beside a model's inputs; the last is a SentenceTransformer's."""
+NOT_INPUTS = ("labels", "modality")
+"""Keys of a batch that are no inputs of the model. `modality` comes from SentenceTransformers."""
 
 
 @dataclass(frozen=True)
 class LayerPair:
-    """A synthesized layer, and the teacher's layer in the same place, called `label` ("encoder.3") in both."""
+    """A synthesized layer and the teacher's layer with the same label, such as "encoder.3"."""
 
     label: str
     name: str
@@ -39,7 +39,7 @@ class LayerPair:
 
 @dataclass(frozen=True)
 class Learner:
-    """A synthesizer that has something to learn, and which heads of its layer it makes."""
+    """A synthesizer to train, and the heads of its layer whose logits it makes."""
 
     pair: LayerPair
     synthesizer: Synthesizer
@@ -47,7 +47,7 @@ class Learner:
 
 
 def learners_of(pair: LayerPair) -> list[Learner]:
-    """A layer's synthesizer, or where its heads differ that of each group but the one that keeps the stock attention."""
+    """A layer's synthesizer, or those of its groups of heads. Groups that keep stock attention have nothing to learn."""
     synthesizer = pair.student.synthesizer
     if isinstance(synthesizer, HeadGroups):
         return [Learner(pair, group, heads) for _, heads, group in synthesizer.members() if not group.is_stock]
@@ -55,22 +55,22 @@ def learners_of(pair: LayerPair) -> list[Learner]:
 
 
 def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerPair]:
-    """The synthesized layers of a model beside the same layers of its teacher.
+    """Pair the synthesized layers of a model with the same layers of its teacher.
 
     Raises:
         NotPatchedError: for a model without synthesized layers.
-        UnsupportedModelError: for a teacher of another model type, depth, width or number of heads, or the model itself.
+        UnsupportedModelError: for a teacher of another model type, depth, width or number of heads, or if it is the model itself.
     """
     if model is teacher:
         raise UnsupportedModelError(
             "The model is its own teacher. Keep a stock copy: teacher = copy.deepcopy(model) before patch_model(model, …)."
         )
-    for one in (model, teacher):
-        require_in_memory(one, f"A transfer reads and writes the weights of {type(one).__name__}")
-    ours_is, theirs_is = model_type_of(model).name, model_type_of(teacher).name
-    if ours_is != theirs_is:
+    for module in (model, teacher):
+        require_in_memory(module, f"A transfer reads and writes the weights of {type(module).__name__}")
+    student_type, teacher_type = model_type_of(model).name, model_type_of(teacher).name
+    if student_type != teacher_type:
         raise UnsupportedModelError(
-            f"A {ours_is} model cannot learn from a {theirs_is} model layer by layer: take the stock "
+            f"A {student_type} model cannot learn from a {teacher_type} model layer by layer: take the stock "
             f"model that was patched as teacher."
         )
     attention_layers, _ = find_attention_layers(model)
@@ -84,11 +84,12 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
                 f"The teacher has no layer {attention_layer.label!r}; its layers are {', '.join(teachers)}. Take the stock model "
                 f"that was patched as teacher."
             )
-        ours, theirs = attention_layer.module.dimensions[:2], _shape(teachers[attention_layer.label])
-        if ours != theirs:
+        student_shape, teacher_shape = attention_layer.module.dimensions[:2], _shape(teachers[attention_layer.label])
+        if student_shape != teacher_shape:
             raise UnsupportedModelError(
-                f"Layer {attention_layer.label!r} of the model has hidden_size, heads = {ours}, of the teacher {theirs}. Layers are taught "
-                f"one by one, so the teacher must be of the model's own shape: take the stock model that was patched."
+                f"Layer {attention_layer.label!r} of the model has hidden_size, heads = {student_shape}, of the teacher "
+                f"{teacher_shape}. A transfer compares layers one by one, so the teacher must have the same shape: take the stock "
+                f"model that was patched."
             )
         pairs.append(
             LayerPair(
@@ -103,14 +104,14 @@ def pair_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> list[LayerP
 
 
 def _shape(stock: nn.Module) -> tuple[int, int]:
-    """hidden_size and the number of heads of a stock attention module."""
+    """The hidden_size and the number of heads of a stock attention module."""
     projection_names = find_projection_names(stock) or any_projection_names(stock)
     return in_features(stock.get_submodule(projection_names.fused or projection_names.query)), query_heads(stock)
 
 
 @contextmanager
 def observing(*models: PreTrainedModel, backend: str | None = None) -> Iterator[None]:
-    """Inside, the models run without dropout and cache, and with the given attention backend; then as before."""
+    """Inside the context, the models run without dropout and cache, and with the given attention backend."""
     configs: dict[int, tuple[Any, bool | None, str]] = {}
     training = [(module, module.training) for model in models for module in model.modules()]
     inner = [model_in(model) for model in models]
@@ -130,15 +131,12 @@ def observing(*models: PreTrainedModel, backend: str | None = None) -> Iterator[
                 model.set_attn_implementation(backend)
         yield
     finally:
-        for (
-            config,
-            use_cache,
-            before,
-        ) in configs.values():  # those of parts come after that of the whole, which sets all
+        # set_attn_implementation of a model changes its parts, so the configs of parts come last.
+        for config, use_cache, previous_backend in configs.values():
             if use_cache:
                 config.use_cache = use_cache
             if backend is not None:
-                config._attn_implementation = before
+                config._attn_implementation = previous_backend
         for module, mode in training:
             module.training = mode
 
@@ -147,8 +145,9 @@ def observing(*models: PreTrainedModel, backend: str | None = None) -> Iterator[
 class Call:
     """One call of a teacher's layer.
 
-    `hidden_states` (B, L, d) went in, `weights` (B, H, L, L) are what it attended to, `rows` (B, L) says which queries are tokens, and `pairs`
-    (B, L, L) which of their keys may be looked at. `position_bias` (1 or B, H, L, L) is what T5 and MPNet add to their logits.
+    `hidden_states` (B, L, d) is the input, and `weights` (B, H, L, L) are the attention weights. `rows` (B, L) tells which
+    queries are tokens, and `pairs` (B, L, L) which keys a token may attend to. `position_bias` (1 or B, H, L, L) is the bias
+    that T5 and MPNet add to their logits.
     """
 
     args: tuple[Any, ...]
@@ -161,30 +160,30 @@ class Call:
 
 
 Calls = dict[str, list[Call]]
-"""By the label of a layer. One that stands for several, as ALBERT's does, is called once for each of them."""
+"""The calls by label of the layer. A layer that is used several times, as in ALBERT, has several calls."""
 
 
 def observe_calls(teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch) -> Calls:
-    """Run the teacher, which is under `observing(…, backend="eager")`, and keep the calls of each paired layer.
+    """Run the teacher and record the calls of each paired layer. It must be inside `observing(…, backend="eager")`.
 
     Raises:
-        InvalidConfigError: for a batch that reaches none of them.
-        UnsupportedModelError: for a layer that tells no weights.
+        InvalidConfigError: for a batch that does not reach all these layers.
+        UnsupportedModelError: for a layer that returns no weights.
     """
     calls: Calls = {pair.label: [] for pair in pairs}
 
-    def read_now(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def request_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, {**kwargs, "output_attentions": True}
 
-    def watch(label: str) -> Any:
+    def record(label: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[Any, ...]) -> None:
             calls[label].append(_call(module, args, kwargs, output))
 
         return hook
 
-    handles = [pair.teacher.register_forward_hook(watch(pair.label), with_kwargs=True) for pair in pairs]
+    handles = [pair.teacher.register_forward_hook(record(pair.label), with_kwargs=True) for pair in pairs]
     handles += [
-        pair.teacher.register_forward_pre_hook(read_now, with_kwargs=True)
+        pair.teacher.register_forward_pre_hook(request_weights, with_kwargs=True)
         for pair in pairs
         if "output_attentions" in inspect.signature(pair.teacher.forward).parameters
     ]
@@ -194,7 +193,7 @@ def observe_calls(teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch
     finally:
         for handle in handles:
             handle.remove()
-    unreached = [label for label, found in calls.items() if not found]
+    unreached = [label for label, layer_calls in calls.items() if not layer_calls]
     if unreached:
         raise InvalidConfigError(
             f"A batch of {', '.join(batch)} does not reach layer {unreached[0]!r}. Give batches with the inputs of all parts "
@@ -206,43 +205,43 @@ def observe_calls(teacher: PreTrainedModel, pairs: list[LayerPair], batch: Batch
 def _call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[Any, ...]) -> Call:
     weights = weights_in(output, module)
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    given = {**bound.arguments, **kwargs}
+    arguments = {**bound.arguments, **kwargs}
     batch, _, length, keys = weights.shape
-    mask = given.get("attention_mask", given.get("mask"))
-    # Under eager no mask means that everybody sees everything, whatever a module says of itself.
+    mask = arguments.get("attention_mask", arguments.get("mask"))
+    # With the eager backend, no mask means that all keys are visible, even if the module says is_causal.
     visible = AttentionMask.from_tensor(mask).visible(length, keys, weights.device)
     if visible is None:
         visible = weights.new_ones((), dtype=torch.bool).view(1, 1, 1, 1)
-    visible = visible.any(1).expand(batch, length, keys)  # (B, L, L): where some head may look
-    rows = visible.diagonal(dim1=-2, dim2=-1)  # a token may look at itself, padding may not be looked at
-    hidden_states = args[0] if args else given["hidden_states"]
+    visible = visible.any(1).expand(batch, length, keys)  # (B, L, L): visible to some head
+    rows = visible.diagonal(dim1=-2, dim2=-1)  # a token sees itself, and nothing sees padding
+    hidden_states = args[0] if args else arguments["hidden_states"]
     return Call(
-        args, kwargs, hidden_states, weights, rows, visible & rows.unsqueeze(-1), _position_bias(given, output)
+        args, kwargs, hidden_states, weights, rows, visible & rows.unsqueeze(-1), _position_bias(arguments, output)
     )
 
 
-def _position_bias(given: dict[str, Any], output: tuple[Any, ...]) -> torch.Tensor | None:
-    """What a layer was given to add to its logits; T5's first layer makes it, and hands it on between output and weights."""
-    return output[1] if len(output) == 3 else given.get("position_bias")
+def _position_bias(arguments: dict[str, Any], output: tuple[Any, ...]) -> torch.Tensor | None:
+    """The position bias of a layer. T5's layers return it between output and weights; other layers get it as an argument."""
+    return output[1] if len(output) == 3 else arguments.get("position_bias")
 
 
 def weights_in(output: Any, module: nn.Module) -> torch.Tensor:
-    """The attention weights (B, H, L, L) among what a layer's forward returned.
+    """The attention weights (B, H, L, L) in the output of a layer's forward.
 
     Raises:
-        UnsupportedModelError: where there are none.
+        UnsupportedModelError: if there are none.
     """
     last = output[-1] if isinstance(output, tuple) and len(output) > 1 else None
     if not isinstance(last, torch.Tensor) or last.dim() != 4:
         raise UnsupportedModelError(
-            f"{type(module).__name__} does not return its attention weights, so that there is nothing to learn from. Leave "
+            f"{type(module).__name__} does not return its attention weights, so a transfer cannot learn from it. Leave "
             f"these layers stock (layers=…), or train the patched model without a transfer."
         )
     return last
 
 
 def synthesized_weights(layer: SynthesizerMixin, call: Call) -> torch.Tensor:
-    """What a synthesized layer (under eager) attends to when it gets the teacher's hidden states: (B, H, L, L)."""
+    """The attention weights (B, H, L, L) of a synthesized layer on the teacher's hidden states, with the eager backend."""
     device = next(layer.parameters()).device
 
     def move(value: Any) -> Any:
@@ -255,7 +254,7 @@ def synthesized_weights(layer: SynthesizerMixin, call: Call) -> torch.Tensor:
 
 
 def on_device(batch: Batch, model: PreTrainedModel) -> Batch:
-    """The batch where the model is, without the labels (an encoder-decoder needs them to know what it decodes).
+    """Move a batch to the model's device and drop the labels. An encoder-decoder keeps them if it has no decoder inputs.
 
     Raises:
         InvalidConfigError: for a batch that is not a mapping of the model's inputs.
@@ -269,5 +268,5 @@ def on_device(batch: Batch, model: PreTrainedModel) -> Batch:
     return {
         name: value.to(model.device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
-        if name not in ASIDE or (name == "labels" and keep_labels)
+        if name not in NOT_INPUTS or (name == "labels" and keep_labels)
     }

@@ -1,4 +1,4 @@
-"""What a transfer gave back, layer by layer."""
+"""The report of a transfer, layer by layer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class LayerTransfer:
     """One synthesized layer.
 
-    `before` and `after` are the divergence KL(teacher ‖ student) of its attention weights when it sees the teacher's
-    hidden states, in nats; 0 is perfect.
+    `before` and `after` are the divergence KL(teacher ‖ student) of its attention weights on the teacher's hidden states, in
+    nats. 0 is perfect.
     """
 
     label: str
@@ -21,12 +21,11 @@ class LayerTransfer:
 
 @dataclass(frozen=True)
 class TransferReport:
-    """Each synthesized layer before and after, and how far the hidden states of the whole model are off.
+    """The divergence of each synthesized layer and the errors of the whole model, before and after. Prints as a table.
 
-    `error_before` and `error_after` are the mean over layers of the squared difference to the teacher's hidden states,
-    relative to their variance, when the student runs on its own. `answers_before` and `answers_after` are the squared
-    difference of what the heads say, relative to the teacher's squares, where there was a stage 3, and else None. Prints as
-    a table, worst layers named.
+    `error_before` and `error_after` are the squared difference to the teacher's hidden states relative to their variance, the
+    mean over layers, when the student runs on its own. `answers_before` and `answers_after` are the squared difference of
+    the logits of the model's head, relative to the teacher's squares. They are None without stage 3.
     """
 
     layers: tuple[LayerTransfer, ...]
@@ -39,11 +38,11 @@ class TransferReport:
 
     @property
     def worst(self) -> tuple[LayerTransfer, ...]:
-        """The layers by what they lose, most first."""
+        """The layers sorted by their divergence after the transfer, the largest first."""
         return tuple(sorted(self.layers, key=lambda layer: -layer.after))
 
     def to_dict(self) -> dict:
-        """JSON-able."""
+        """A dict that `json.dumps` accepts."""
         return {
             "layers": [vars(layer) for layer in self.layers],
             "error_before": self.error_before,
@@ -64,7 +63,7 @@ class TransferReport:
         rows += [(layer.label, layer.variant, f"{layer.before:.3f}", f"{layer.after:.3f}") for layer in self.layers]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        named = ", ".join(layer.label for layer in self.worst[: max(1, len(self.layers) // 4)])
+        worst = ", ".join(layer.label for layer in self.worst[: max(1, len(self.layers) // 4)])
         errors = [("hidden states, squared error relative to their variance", self.error_before, self.error_after)]
         if self.answers_before is not None and self.answers_after is not None:
             errors.append(
@@ -76,7 +75,7 @@ class TransferReport:
                 "-" * len(lines[0]),
                 *(line.rstrip() for line in lines[1:]),
                 *(f"{what}: {a:.3f} → {b:.3f}" for what, a, b in errors),
-                f"loses most: {named} (suggest_layers measures which layers to leave stock)",
+                f"loses most: {worst} (suggest_layers measures which layers to leave stock)",
                 f"{self.steps} steps, {self.seconds:.0f} s",
             ]
         )

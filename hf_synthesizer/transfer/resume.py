@@ -1,4 +1,4 @@
-"""A walk over a dataloader, and a training state, that can be left and taken up again."""
+"""Batches and a training state that a later process can resume."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .observe import Batch
 
 
 class EndlessBatches:
-    """The batches of a dataloader, epoch after epoch; `state_dict` says where it stands.
+    """The batches of a dataloader, epoch after epoch. `state_dict` saves the position.
 
-    Going on after a resume gives the batches that would have come, if the dataloader is deterministic but for torch's
-    global generator or its own.
+    After `load_state_dict` the same batches follow, if the dataloader has no other randomness than torch's global
+    generator and its own generator.
     """
 
     def __init__(self, dataloader: Iterable[Batch]):
@@ -32,10 +32,10 @@ class EndlessBatches:
     def _generator_state(self) -> dict[str, torch.Tensor]:
         state = {"global": torch.get_rng_state()}
         if isinstance(self.generator, torch.Generator):
-            state["own"] = self.generator.get_state()
+            state["dataloader"] = self.generator.get_state()
         return state
 
-    def _begin(self) -> Iterator[Batch]:
+    def _begin_epoch(self) -> Iterator[Batch]:
         self.start, self.taken = self._generator_state(), 0
         self.iterator = iter(self.dataloader)
         return self.iterator
@@ -44,40 +44,40 @@ class EndlessBatches:
         return self
 
     def __next__(self) -> Batch:
-        iterator = self._begin() if self.iterator is None else self.iterator
+        iterator = self._begin_epoch() if self.iterator is None else self.iterator
         try:
             batch = next(iterator)
         except StopIteration:
-            batch = next(self._begin())
+            batch = next(self._begin_epoch())
         self.taken += 1
         return batch
 
     def rewind(self) -> None:
-        """Put the generators back to where they stood before the batches that this walk has drawn from the dataloader."""
+        """Restore the generators to their state before this epoch."""
         torch.set_rng_state(self.start["global"])
-        if isinstance(self.generator, torch.Generator) and "own" in self.start:
-            self.generator.set_state(self.start["own"])
+        if isinstance(self.generator, torch.Generator) and "dataloader" in self.start:
+            self.generator.set_state(self.start["dataloader"])
         self.iterator = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the walk stands."""
+        """The position: the number of batches taken in this epoch, and the generators at its start."""
         return {"taken": self.taken, "start": self.start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where another walk stood."""
+        """Go to a saved position."""
         self.start = state["start"]
         self.rewind()
-        self._begin()
+        self._begin_epoch()
         for _ in range(state["taken"]):
             next(self)
 
 
-HELD = ("model", "optimizer", "scheduler", "batches", "stage", "step", "before", "judged_on", "seconds")
-"""What the state of a transfer under way has."""
+STATE_KEYS = ("model", "optimizer", "scheduler", "batches", "stage", "step", "before", "judged_on", "seconds")
+"""The keys of the state of an unfinished transfer."""
 
 
 class TransferCheckpoint:
-    """One file in `directory` that holds how far a transfer has come, and under which settings."""
+    """A file in `directory` with the state and the settings of a transfer."""
 
     name = "transfer.pt"
 
@@ -86,26 +86,28 @@ class TransferCheckpoint:
         self.settings = json.loads(json.dumps(settings))
 
     def load(self) -> dict[str, Any] | None:
-        """The saved state, or None when there is none.
+        """Load the saved state; None without a file.
 
         Raises:
-            CheckpointMismatchError: when it was saved under other settings, and for a file that is damaged.
+            CheckpointMismatchError: for a state of other settings, or a damaged file.
         """
         if self.path is None or not self.path.exists():
             return None
         try:
             state = torch.load(self.path, map_location="cpu", weights_only=True)
-            found = dict(json.loads(state["settings"]))
-            missing = [] if state["report"] else [name for name in HELD if name not in state]
-        except Exception as error:  # torch.load raises what each part of it raises
+            saved_settings = dict(json.loads(state["settings"]))
+            missing = [] if state["report"] else [name for name in STATE_KEYS if name not in state]
+        except Exception as error:  # torch.load raises many kinds of errors
             raise self._damaged(first_line(error)) from error
         if missing:
             raise self._damaged(f"it holds no {missing[0]!r}")
-        differing = sorted(key for key in {**found, **self.settings} if found.get(key) != self.settings.get(key))
+        differing = sorted(
+            key for key in {**saved_settings, **self.settings} if saved_settings.get(key) != self.settings.get(key)
+        )
         if differing:
             key = differing[0]
             raise CheckpointMismatchError(
-                f"{self.path} holds a transfer with {key} = {found.get(key)!r}, but this one has "
+                f"{self.path} holds a transfer with {key} = {saved_settings.get(key)!r}, but this one has "
                 f"{self.settings.get(key)!r}. Call it with the same settings to go on, or remove the file to start again."
             )
         return state
@@ -115,11 +117,11 @@ class TransferCheckpoint:
             f"{self.path} is truncated or damaged ({reason.rstrip('.')}). Remove it to start the transfer again."
         )
 
-    def fill(self, model: nn.Module, state: dict[str, Any]) -> None:
-        """Give a model the weights of a saved state.
+    def load_weights(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Load the weights of a saved state into a model.
 
         Raises:
-            CheckpointMismatchError: for the weights of another model.
+            CheckpointMismatchError: if they belong to another model.
         """
         try:
             model.load_state_dict(state["model"])
@@ -129,7 +131,7 @@ class TransferCheckpoint:
             raise self._damaged(f"its weights do not fit this {type(model).__name__}: {first_line(error)}") from error
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write the state; a run that ends while it writes leaves the older file whole."""
+        """Write the state. If the process ends while it writes, the previous file stays intact."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)

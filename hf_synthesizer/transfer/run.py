@@ -1,4 +1,4 @@
-"""`transfer_attention`: closed form, layer by layer, end to end."""
+"""`transfer_attention`: closed forms, then training layer by layer, then training of the whole model."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from .closed_forms import require_closed_form, write_closed_forms
 from .distill import (
     answer_loss,
     fresh_parameters,
-    old_parameters,
     output_losses,
+    pretrained_parameters,
     weight_losses,
 )
-from .first_order import compares_plainly, dense_of
+from .first_order import dense_part, has_plain_logits
 from .observe import Batch, LayerPair, learners_of, observing, pair_layers
 from .report import LayerTransfer, TransferReport
 from .resume import EndlessBatches, TransferCheckpoint
 
 HIDDEN, ANSWERS = "hidden states", "answers"
 METHODS = ("auto", "average", "distill")
-NEAR = 0.2
-"""The share of the learning rate for layers whose closed form holds projections of the stock layer, which is near already."""
-FUSED = ("cpu", "cuda", "mps", "xpu")
-"""Devices with a fused AdamW, on a processor four times as fast as the others."""
-LATE = 0.3
-"""The share of the learning rates for stage 3, which begins where stage 2 has led."""
+DENSE_RATE = 0.2
+"""The factor of the learning rate for layers whose closed form contains the stock projections: they start near the teacher."""
+FUSED_ADAMW = ("cpu", "cuda", "mps", "xpu")
+"""Device types with a fused AdamW. On a CPU it is four times as fast as the other implementations."""
+ANSWER_RATE = 0.3
+"""The factor of all learning rates in stage 3."""
 AGREEMENT = 1e-4
-"""Below this divergence and error a model attends as its teacher does, and there is nothing to distill."""
+"""Below this divergence and error, a model equals its teacher, and stages 1 to 3 are skipped."""
 
 
 def transfer_attention(
@@ -61,47 +61,48 @@ def transfer_attention(
 ) -> TransferReport:
     """Teach a patched model, in place and without labels, to attend as its stock teacher does.
 
-    1. *average*, in closed form: `random` takes the constant attention that diverges least from the teacher's,
-       `factorized_random` its best factors; `dense`, `factorized_dense` and `salience` take the stock logits with the mean on the side that
-       they don't see; and a mixture with `dot_product` starts as the stock layer.
-    2. *distill*, stage 1: each layer sees the teacher's hidden states, and its logits are trained to the teacher's
-       weights (KL over the rows of tokens).
-    3. *distill*, stage 2: the model runs on its own hidden states, and all of it but the token embeddings is trained
-       so that every layer's output is the teacher's (squared error relative to the variance).
-    4. *distill*, stage 3, if `steps` names it: the same on what the head says. It is for a teacher whose head was
-       trained on the task; one that is fresh has nothing to say.
+    1. *average*, in closed form. `random` takes the constant attention with the least KL divergence from the teacher's
+       attention, and `factorized_random` takes the best factors for it. `dense` and `factorized_dense` take the stock logits
+       with the mean key at each position in place of the key; `salience` takes them with the mean query in place of the
+       query. A mixture with `dot_product` starts equal to the stock layer.
+    2. *distill*, stage 1: each layer gets the teacher's hidden states. Its logits are trained so that its attention
+       weights match the teacher's (KL divergence).
+    3. *distill*, stage 2: the model runs on its own hidden states. All parameters but the token embeddings are trained so
+       that the output of each layer matches the teacher's (squared error relative to the variance).
+    4. *distill*, stage 3, only if `steps` names it: all these parameters are trained so that the logits of the model's head
+       match the teacher's. Use it with a teacher whose head was trained on the task.
 
     Args:
-        model: a patched model, or a SentenceTransformer around one, whose answers are its embeddings.
+        model: a patched model, or a SentenceTransformer that contains one. Its embeddings take the place of logits.
         teacher: the stock model: a copy made before the patch, or a fine-tuned one of the same shape.
-        dataloader: batches of the model's inputs as dicts, padded on the right; labels are left aside.
-        method: "average" (step 1), "distill" (the others), or "auto": all, each where it applies.
-        steps: optimisation steps in all, a third of them for stage 1 and none for stage 3; or (stage 1, stage 2), or
-            (stage 1, stage 2, stage 3).
-        learning_rate: of the fresh parameters, warmed up and then lowered to 0 in each stage; a fifth of it where `dense`
-            has its closed form, which more would drive away from it.
-        backbone_learning_rate: of the pretrained parameters, in stage 2. Stage 3 takes 0.3 of both rates.
-        average_batches: how many batches the mean is taken over, if the dataloader has as many.
-        autocast: for instance `torch.bfloat16`, to compute in mixed precision.
-        checkpoint_dir: where the state is saved every `save_steps` steps. A call with the same settings goes on from
-            there, and one that finds a finished transfer only loads it.
-        save_steps: see above.
-        progress: whether a progress bar is shown, where somebody sees it and no log file takes it.
+        dataloader: batches of the model's inputs as dicts, padded on the right. Labels are ignored.
+        method: "average" (step 1 only), "distill" (steps 2 to 4 only), or "auto" (all; step 1 where there is a closed form).
+        steps: optimisation steps. A number gives a third to stage 1, the rest to stage 2 and none to stage 3. Or give
+            (stage 1, stage 2) or (stage 1, stage 2, stage 3).
+        learning_rate: the highest rate of the new parameters. Each stage warms it up and lowers it to 0. Layers with a closed
+            form of `dense` take a fifth, because a higher rate destroys the closed form.
+        backbone_learning_rate: the highest rate of the pretrained parameters, in stage 2. Stage 3 takes 0.3 of both rates.
+        average_batches: the largest number of batches for the closed form.
+        autocast: a dtype such as `torch.bfloat16`, to compute in mixed precision.
+        checkpoint_dir: the folder where the state is saved every `save_steps` steps. A call with the same settings resumes from
+            it. After a finished transfer, such a call only loads the weights.
+        save_steps: see `checkpoint_dir`.
+        progress: whether to show a progress bar, if stderr is a terminal.
 
     Raises:
-        NotPatchedError, UnsupportedModelError: for a model and a teacher that do not fit.
-        InvalidConfigError: for an unknown method, a method that a variant has no closed form for, stage 3 without a
+        NotPatchedError, UnsupportedModelError: for a model and a teacher that do not match.
+        InvalidConfigError: for an unknown method, `"average"` with a variant that has no closed form, stage 3 without a
             head, or bad data.
-        CheckpointMismatchError: for a checkpoint of other settings.
+        CheckpointMismatchError: for a checkpoint with other settings.
     """
     if method not in METHODS:
         raise InvalidConfigError(f"method must be one of {', '.join(METHODS)}, not {method!r}.")
-    answering = (model, teacher)
+    models_with_heads = (model, teacher)
     model, teacher = model_in(model), model_in(teacher)
     pairs = pair_layers(model, teacher)
     if method == "average":
         require_closed_form(pairs)
-    first, second, third = _split(steps)
+    first, second, third = _steps_of_stages(steps)
     distill = method != "average"
     settings = {
         "method": method,
@@ -120,33 +121,33 @@ def transfer_attention(
         save_steps,
         autocast,
         progress and logging.is_progress_bar_enabled(),
-        answering,
-        answers=third > 0 and distill,
+        models_with_heads,
+        measure_answers=third > 0 and distill,
     )
     learners = [learner for pair in pairs for learner in learners_of(pair)]
-    learning = [learner.synthesizer for learner in learners]
-    near = [
+    synthesizers = [learner.synthesizer for learner in learners]
+    dense = [
         learner.synthesizer
         for learner in learners
-        if method == "auto" and dense_of(learner.synthesizer) and compares_plainly(learner.pair.teacher)
+        if method == "auto" and dense_part(learner.synthesizer) and has_plain_logits(learner.pair.teacher)
     ]
     rates = [
-        (fresh_parameters(synthesizer for synthesizer in learning if synthesizer not in near), learning_rate),
-        (fresh_parameters(near), NEAR * learning_rate),
+        (fresh_parameters(synthesizer for synthesizer in synthesizers if synthesizer not in dense), learning_rate),
+        (fresh_parameters(dense), DENSE_RATE * learning_rate),
     ]
-    whole = [*rates, (old_parameters(model, fresh_parameters(learning)), backbone_learning_rate)]
-    lower = [(group, LATE * rate) for group, rate in whole]
+    all_rates = [*rates, (pretrained_parameters(model, fresh_parameters(synthesizers)), backbone_learning_rate)]
+    answer_rates = [(group, ANSWER_RATE * rate) for group, rate in all_rates]
     return transfer.run(
         average_batches if method != "distill" else 0,
         [
             _Stage("weights", first if distill else 0, rates, transfer.match_weights, "eager"),
-            _Stage("outputs", second if distill else 0, whole, transfer.match_outputs),
-            _Stage(ANSWERS, third if distill else 0, lower, transfer.match_answers),
+            _Stage("outputs", second if distill else 0, all_rates, transfer.match_outputs),
+            _Stage(ANSWERS, third if distill else 0, answer_rates, transfer.match_answers),
         ],
     )
 
 
-def _split(steps: int | tuple[int, ...]) -> tuple[int, int, int]:
+def _steps_of_stages(steps: int | tuple[int, ...]) -> tuple[int, int, int]:
     split = (steps // 3, steps - steps // 3) if isinstance(steps, int) else steps
     if (
         not isinstance(split, (tuple, list))
@@ -162,7 +163,7 @@ def _split(steps: int | tuple[int, ...]) -> tuple[int, int, int]:
 
 @dataclass
 class _Stage:
-    """A name, how many steps, parameter groups with their learning rates, what is minimised, and under which backend."""
+    """A stage of training: its parameter groups with learning rates, its loss, and its attention backend."""
 
     name: str
     steps: int
@@ -173,7 +174,7 @@ class _Stage:
 
 @dataclass
 class _Transfer:
-    """One transfer under way: who learns from whom, on what, and where its state is kept."""
+    """A running transfer: model, teacher, data, and the file for its state."""
 
     model: PreTrainedModel
     teacher: PreTrainedModel
@@ -183,15 +184,15 @@ class _Transfer:
     save_steps: int
     dtype: torch.dtype | None
     progress: bool
-    answering: tuple[PreTrainedModel, PreTrainedModel]
-    answers: bool
+    models_with_heads: tuple[PreTrainedModel, PreTrainedModel]
+    measure_answers: bool
     judged_on: list[Batch] = field(default_factory=list)
 
     def run(self, average_batches: int, stages: list[_Stage]) -> TransferReport:
-        """All steps that are still to be done."""
+        """Run all remaining steps."""
         state = self.checkpoint.load()
         if state is not None and state["report"]:
-            self.checkpoint.fill(self.model, state)
+            self.checkpoint.load_weights(self.model, state)
             return TransferReport.from_dict(json.loads(state["report"]))
         started = time.perf_counter()
         if state is None:
@@ -202,7 +203,7 @@ class _Transfer:
             self.average(average_batches)
             state = {"stage": 0, "step": 0, "before": before, "seconds": 0.0}
         else:
-            self.checkpoint.fill(self.model, state)
+            self.checkpoint.load_weights(self.model, state)
             self.batches.load_state_dict(state["batches"])
             before, self.judged_on = state["before"], state["judged_on"]
             started -= state["seconds"]
@@ -215,22 +216,22 @@ class _Transfer:
         return report
 
     def average(self, batches: int) -> None:
-        """Step 1, where there is a closed form."""
+        """Step 1: write the closed forms, where there are any."""
         if not batches:
             return
         text = tqdm(
             itertools.islice(self.batches.dataloader, batches), "mean weights", disable=None if self.progress else True
         )
-        with observing(*self.answering, backend="eager"), self.autocast():
+        with observing(*self.models_with_heads, backend="eager"), self.autocast():
             write_closed_forms(self.teacher, self.pairs, text)
 
     def train(self, stage: _Stage, number: int, state: dict[str, Any], before: dict, started: float) -> None:
-        """One stage, from where `state` says."""
+        """Run one stage, from the step in `state`."""
         groups: list[dict[str, Any]] = [{"params": group, "lr": rate} for group, rate in stage.groups if group]
         if not groups:
             return
         trained = [parameter for group in groups for parameter in group["params"]]
-        fused = all(parameter.device.type in FUSED for parameter in trained)
+        fused = all(parameter.device.type in FUSED_ADAMW for parameter in trained)
         optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=fused)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _schedule(step, stage.steps))
         if "optimizer" in state:
@@ -239,7 +240,7 @@ class _Transfer:
         frozen = _freeze_all_but(self.model, trained)
         bar = tqdm(total=stage.steps, initial=state["step"], desc=stage.name, disable=None if self.progress else True)
         try:
-            with observing(*self.answering, backend=stage.backend):
+            with observing(*self.models_with_heads, backend=stage.backend):
                 for step in range(state["step"], stage.steps):
                     bar.set_postfix(loss=f"{stage.backward(next(self.batches)):.4f}")
                     torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -269,7 +270,7 @@ class _Transfer:
             self.model.zero_grad(set_to_none=True)
 
     def match_weights(self, batch: Batch) -> float:
-        """Stage 1: the gradient of the mean divergence."""
+        """Stage 1: backward of the mean divergence."""
         total = 0.0
         with self.autocast():
             for _, loss in weight_losses(self.teacher, self.pairs, batch):
@@ -278,7 +279,7 @@ class _Transfer:
         return total
 
     def match_outputs(self, batch: Batch) -> float:
-        """Stage 2: the gradient of the mean error of the layers' outputs."""
+        """Stage 2: backward of the mean error of the layers' outputs."""
         with self.autocast():
             losses = output_losses(self.model, self.teacher, batch)
         loss = torch.stack(losses).mean()
@@ -286,29 +287,29 @@ class _Transfer:
         return loss.item()
 
     def match_answers(self, batch: Batch) -> float:
-        """Stage 3: the gradient of the error of what the head says."""
+        """Stage 3: backward of the error of the answers."""
         with self.autocast():
-            loss = answer_loss(*self.answering, batch)
+            loss = answer_loss(*self.models_with_heads, batch)
         loss.backward()
         return loss.item()
 
     @torch.no_grad()
     def judge(self) -> dict[str, float]:
-        """The divergence of each layer, under HIDDEN the error of the hidden states, and with a stage 3 that of the answers."""
-        with observing(*self.answering, backend="eager"), self.autocast():
+        """The divergence of each layer, the error of the hidden states (HIDDEN), and with stage 3 that of the answers (ANSWERS)."""
+        with observing(*self.models_with_heads, backend="eager"), self.autocast():
             sums = dict.fromkeys(
-                [*(pair.label for pair in self.pairs), HIDDEN, *([ANSWERS] if self.answers else [])], 0.0
+                [*(pair.label for pair in self.pairs), HIDDEN, *([ANSWERS] if self.measure_answers else [])], 0.0
             )
             for batch in self.judged_on:
                 for pair, loss in weight_losses(self.teacher, self.pairs, batch):
                     sums[pair.label] += loss.item()
                 sums[HIDDEN] += torch.stack(output_losses(self.model, self.teacher, batch)).mean().item()
-                if self.answers:
-                    sums[ANSWERS] += answer_loss(*self.answering, batch).item()
+                if self.measure_answers:
+                    sums[ANSWERS] += answer_loss(*self.models_with_heads, batch).item()
         return {label: total / max(len(self.judged_on), 1) for label, total in sums.items()}
 
     def report(self, before: dict[str, float], steps: int, seconds: float) -> TransferReport:
-        """What it all came to."""
+        """Measure again, and report before and after."""
         after = self.judge()
         layers = tuple(
             LayerTransfer(pair.label, pair.student.synthesizer.config.variant, before[pair.label], after[pair.label])
@@ -318,12 +319,12 @@ class _Transfer:
         return TransferReport(layers, *errors)
 
     def autocast(self) -> AbstractContextManager:
-        """Mixed precision, if it was asked for."""
+        """Mixed precision, if the caller chose a dtype."""
         return torch.autocast(self.model.device.type, self.dtype) if self.dtype else nullcontext()
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Up to 1 in the first twentieth, then down to 0 along a cosine."""
+    """The factor of the learning rate: up to 1 in the first twentieth, then down to 0 along a cosine."""
     warm = max(1, steps // 20)
     if step < warm:
         return (step + 1) / warm
@@ -331,8 +332,8 @@ def _schedule(step: int, steps: int) -> float:
 
 
 def _freeze_all_but(model: PreTrainedModel, trained: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    wanted = {id(parameter) for parameter in trained}
-    frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in wanted]
+    trained_ids = {id(parameter) for parameter in trained}
+    frozen = [p for p in model.parameters() if p.requires_grad and id(p) not in trained_ids]
     for parameter in frozen:
         parameter.requires_grad = False
     return frozen

@@ -1,4 +1,4 @@
-"""`suggest_layers` and `suggest_heads`: what can be synthesized at the least cost."""
+"""`suggest_layers` and `suggest_heads`: which layers or heads to synthesize at the least cost."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from .suggestion import Budget, HeadSuggestion, Suggestion, budgets_of, count_of
 logger = logging.get_logger(__name__)
 
 LastStates = tuple[torch.Tensor, torch.Tensor | None]
-"""The last hidden states of a stack, and which of their places are tokens."""
+"""The last hidden states of a stack and their token mask."""
 STEPS = 150
-"""Of stage 1, for a variant without a closed form."""
-ANNOUNCED = 20
-"""From how many steps on a suggestion says beforehand how long they take."""
-PROBES = 8
-"""How many directions of the answers are looked into, at most."""
+"""Training steps (stage 1 of a transfer) for a variant without a closed form."""
+ANNOUNCED_STEPS = 20
+"""From this number of steps on, a warning says in advance how long the training takes."""
+MAX_DIRECTIONS = 8
+"""The largest number of directions in which derivatives of the answers are taken."""
 
 
 def suggest_layers(
@@ -54,32 +54,32 @@ def suggest_layers(
     progress: bool = True,
     **options: Any,
 ) -> Suggestion:
-    """Measure layer by layer what a swap would cost, and suggest a hybrid.
+    """Measure the cost of synthesizing each layer, and suggest a hybrid.
 
-    In a copy of the teacher every layer is synthesized and its logits trained to the teacher's weights for a few steps
-    (`transfer_attention`, stage 1). Then the layers are swapped into the teacher one after the other, each time the one
-    that changes the last hidden states least, until the budget is used up.
+    A copy of the teacher gets synthesized attention in all layers, and its logits are trained for a few steps to match the
+    teacher's attention weights (`transfer_attention`, stage 1). Then these layers replace layers of the teacher one by one:
+    each time the layer that changes the last hidden states least, until the budget is used up.
 
     Args:
-        teacher: a stock model, which is left as it is.
+        teacher: a stock model. It is not changed.
         dataloader: batches of its inputs, as for `transfer_attention`.
-        variant: what the chosen layers get.
-        budget: how many layers to synthesize: a share of them (a float in (0, 1], rounded up), or a number (an int).
+        variant: the variant of the chosen layers.
+        budget: how many layers to synthesize: a share (a float in (0, 1], rounded up), or a number (an int).
         steps: training steps of the logits.
-        batches: how many batches each swap is measured on.
-        autocast: for instance `torch.bfloat16`.
-        progress: whether a progress bar is shown, where somebody sees it and no log file takes it.
-        **options: as for `patch_model`, such as `max_length`.
+        batches: the number of batches on which costs are measured.
+        autocast: a dtype such as `torch.bfloat16`, for mixed precision.
+        progress: whether to show a progress bar, if stderr is a terminal.
+        **options: options of `patch_model`, such as `max_length`.
 
     Raises:
-        AlreadyPatchedError: for a teacher that is no stock model.
+        AlreadyPatchedError: for a teacher that is patched.
         InvalidConfigError: for a budget out of range.
     """
     teacher = model_in(teacher)
     _require_stock(teacher, "suggest_layers")
     keys = _keys(teacher)
     count = count_of(budget, len(keys), "layers")
-    pairs = _taught(teacher, dataloader, variant, steps, autocast, progress, options)
+    pairs = _trained_pairs(teacher, dataloader, variant, steps, autocast, progress, options)
     measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
     probe = copy.deepcopy(teacher)
     with (
@@ -87,10 +87,10 @@ def suggest_layers(
         torch.no_grad(),
         torch.autocast(teacher.device.type, autocast, autocast is not None),
     ):
-        wanted = [_last_states(teacher, batch) for batch in measured]
+        targets = [_last_states(teacher, batch) for batch in measured]
 
         def cost(chosen: list[LayerPair]) -> float:
-            return _cost_of(probe, chosen, measured, wanted)
+            return _cost_of(probe, chosen, measured, targets)
 
         costs = {pair.label: cost([pair]) for pair in pairs}
         chosen: list[LayerPair] = []
@@ -118,101 +118,109 @@ def suggest_heads(
     progress: bool = True,
     **options: Any,
 ) -> HeadSuggestion:
-    """Measure head by head what a swap would do to the answers, and suggest which heads can do without comparing tokens.
+    """Measure how synthesizing each head changes the answers, and suggest which heads to synthesize.
 
-    In a copy of the teacher all heads are synthesized, in closed form where the variant has one. Then each head of the teacher
-    gets a gate g between what it gives and what the synthesized one would. The derivative of the answers by the gate of one row
-    is, to the first order, how the swap of that head alone changes them: its mean square is the head's cost, and one pass
-    forward and a few back measure all heads at once. What the chosen heads do together is then measured as it is.
+    A copy of the teacher gets synthesized attention in all heads, in closed form if the variant has one. Then each head of the
+    teacher gets a gate between its own output and that of the synthesized head. The derivative of the answers with respect to
+    the gate approximates to first order how the answers change if this head alone is synthesized. Its mean square over rows is
+    the cost of the head. One forward pass and a few backward passes measure all heads. At the end, the joint change for the
+    chosen heads is measured exactly.
 
-    Answers are what the head of the model says (logits, less their mean where there are several classes), or the last hidden
-    states of a model without one, or the embeddings of a SentenceTransformer. A model that was fine-tuned on a task knows best which of its heads the task needs.
-    Transformers draws a head at random where the checkpoint has none: say `trained_head=False` then.
+    The answers are the logits of the model's head (minus their mean over several classes). A model without a head answers with its
+    last hidden states, and a SentenceTransformer with its embeddings. For a task, take a model that was fine-tuned on
+    it. If the checkpoint has no weights for the head, Transformers initialises it at random: then pass `trained_head=False`.
 
     Args:
-        teacher: a stock model, which is left as it is.
+        teacher: a stock model. It is not changed.
         dataloader: batches of its inputs, as for `transfer_attention`.
-        variant: what the chosen heads get.
-        budget: how many heads to synthesize: a share of all (a float in (0, 1], rounded up), or a number (an int). Of several
-            the last one is what the suggestion is for; all are measured (`curve`).
-        whole_keys: whether heads that share a key (grouped-query attention) are chosen together, by their mean cost: a decoder's
-            cache keeps that key as long as one of them compares tokens. If not, each head is judged by itself.
-        trained_head: False takes the last hidden states as answers, whatever head the model has. By default so for a model that
-            the command line or an example loaded without weights for its head, with a warning.
-        steps: training steps of the logits; by default 150 where the variant has no closed form, else none.
-        batches: how many batches the costs are measured on.
-        autocast: for instance `torch.bfloat16`.
-        progress: whether a progress bar is shown, where somebody sees it and no log file takes it.
-        **options: as for `patch_model`, such as `max_length`.
+        variant: the variant of the chosen heads.
+        budget: how many heads to synthesize: a share of all (a float in (0, 1], rounded up), or a number (an int). With several
+            budgets, the suggestion is for the last, and `curve` has the joint change for each.
+        whole_keys: whether heads that share a key (grouped-query attention) are chosen together, by their mean cost. A decoder's
+            cache must keep a key until all heads that use it are synthesized. If False, each head is chosen by its own cost.
+        trained_head: False takes the last hidden states as answers, even if the model has a head. This is the default, with
+            a warning, for a model that the command line or an example loaded without weights for its head.
+        steps: training steps of the logits. Default: 150 if the variant has no closed form, else none.
+        batches: the number of batches on which costs are measured.
+        autocast: a dtype such as `torch.bfloat16`, for mixed precision.
+        progress: whether to show a progress bar, if stderr is a terminal.
+        **options: options of `patch_model`, such as `max_length`.
 
     Raises:
-        AlreadyPatchedError: for a teacher that is no stock model.
+        AlreadyPatchedError: for a teacher that is patched.
         InvalidConfigError: for a budget out of range.
         UnsupportedModelError: for layers whose heads cannot be told apart.
     """
-    answering, teacher = teacher, model_in(teacher)
+    teacher_with_head, teacher = teacher, model_in(teacher)
     _require_stock(teacher, "suggest_heads")
     keys, budgets = _keys(teacher), budgets_of(budget)
     modules = {attention_layer.label: attention_layer.module for attention_layer in find_attention_layers(teacher)[0]}
     heads = {label: query_heads(module) for label, module in modules.items()}
     heads_of_a_key = {label: heads[label] // value_heads(module) for label, module in modules.items()}
-    counts = sorted({count_of(one, sum(heads.values()), "heads") for one in budgets})
+    counts = sorted({count_of(share, sum(heads.values()), "heads") for share in budgets})
     config = variant if isinstance(variant, SynthesizerConfig) else SynthesizerConfig(variant)
-    head = _has_trained_head(teacher) if trained_head is None else trained_head
-    pairs = _taught(teacher, dataloader, config, steps, autocast, progress, options)
+    use_head = _has_trained_head(teacher) if trained_head is None else trained_head
+    pairs = _trained_pairs(teacher, dataloader, config, steps, autocast, progress, options)
     measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
     students = [pair.student.eval() for pair in pairs]
-    mixed = torch.autocast(teacher.device.type, autocast, autocast is not None)
-    with _frozen(answering, *students), observing(answering), gated(pairs) as gates, mixed:
-        costs = head_costs(answering, gates, measured, {label: heads[label] for label in keys}, head)
-        own = SynthesizerConfig.create(**{**config.to_dict(), **options})
+    mixed_precision = torch.autocast(teacher.device.type, autocast, autocast is not None)
+    with (
+        _without_parameter_gradients(teacher_with_head, *students),
+        observing(teacher_with_head),
+        gated(pairs) as gates,
+        mixed_precision,
+    ):
+        costs = head_costs(teacher_with_head, gates, measured, {label: heads[label] for label in keys}, use_head)
+        config_with_options = SynthesizerConfig.create(**{**config.to_dict(), **options})
         shared = {keys[label]: count for label, count in heads_of_a_key.items() if whole_keys}
         suggestion = HeadSuggestion(
-            own, {keys[label]: row for label, row in costs.items()}, budgets[-1], shared=shared
+            config_with_options, {keys[label]: row for label, row in costs.items()}, budgets[-1], shared=shared
         )
         labels = {key: label for label, key in keys.items()}
         for count in counts:
             chosen = {labels[key]: row for key, row in suggestion.at(count).heads.items()}
-            suggestion.curve[count] = change_of_answers(answering, gates, measured, chosen, heads, head)
+            suggestion.curve[count] = change_of_answers(teacher_with_head, gates, measured, chosen, heads, use_head)
     return suggestion
 
 
 def head_costs(
     teacher: PreTrainedModel, gates: HeadGates, measured: list[Batch], heads: dict[str, int], trained_head: bool = True
 ) -> dict[str, list[float]]:
-    """For each head the mean square of the derivative of a row's answers by its gate, relative to the answers' own square."""
+    """For each head, the mean square of the derivative of a row's answers by its gate, relative to the answers' mean square."""
     sums = {label: torch.zeros(count, dtype=torch.float64) for label, count in heads.items()}
     power = 0.0
     for batch in measured:
-        gates.set, gates.open_to_gradients, gates.made = {}, True, {}
+        gates.fixed_gates, gates.with_gradients, gates.gradient_gates = {}, True, {}
         answers = answers_of(teacher, batch, trained_head)
         power += float(answers.detach().double().square().sum())
-        made = dict(gates.made)
+        gradient_gates = dict(gates.gradient_gates)
         for direction, share in _directions(answers):
             slopes = torch.autograd.grad(
-                (answers * direction).sum(), list(made.values()), retain_graph=True, allow_unused=True
+                (answers * direction).sum(), list(gradient_gates.values()), retain_graph=True, allow_unused=True
             )
-            for label, slope in zip(made, slopes, strict=True):
+            for label, slope in zip(gradient_gates, slopes, strict=True):
                 if slope is not None:
                     sums[label] += share * slope.detach().double().square().sum(0).cpu()
-    gates.open_to_gradients, gates.made = False, {}
+    gates.with_gradients, gates.gradient_gates = False, {}
     return {label: (total / max(power, torch.finfo(torch.float32).tiny)).tolist() for label, total in sums.items()}
 
 
 def _directions(answers: torch.Tensor) -> Iterator[tuple[torch.Tensor, float]]:
-    """Directions in the space of a row's answers, and their shares, so that Σ share · (direction · x)² is |x|²: each number by
-    itself where these are few, else some at random, where it is so on the mean."""
+    """Yield directions in the space of a row's answers and their weights, so that Σ weight · (direction · x)² = |x|².
+
+    Few answers give one direction for each number. Many answers give random signs, for which the sum is |x|² on average.
+    """
     numbers = answers[0].numel()
-    if numbers <= PROBES:
+    if numbers <= MAX_DIRECTIONS:
         for number in range(numbers):
             direction = torch.zeros_like(answers).flatten(1)
             direction[:, number] = 1
             yield direction.view_as(answers), 1.0
         return
     generator = torch.Generator().manual_seed(0)
-    for _ in range(PROBES):
+    for _ in range(MAX_DIRECTIONS):
         signs = torch.randint(2, answers.shape, generator=generator).mul(2).sub(1)
-        yield signs.to(answers), 1 / PROBES
+        yield signs.to(answers), 1 / MAX_DIRECTIONS
 
 
 @torch.no_grad()
@@ -237,8 +245,8 @@ def change_of_answers(
 
 
 @contextmanager
-def _frozen(*modules: nn.Module) -> Iterator[None]:
-    """Inside, no parameter asks for a gradient: what is measured are gates."""
+def _without_parameter_gradients(*modules: nn.Module) -> Iterator[None]:
+    """Inside the context, no parameter requires a gradient: only the gates do."""
     trained = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad = False
@@ -249,26 +257,26 @@ def _frozen(*modules: nn.Module) -> Iterator[None]:
             parameter.requires_grad = True
 
 
-def _require_stock(teacher: PreTrainedModel, what: str) -> None:
+def _require_stock(teacher: PreTrainedModel, function: str) -> None:
     if is_patched(teacher):
-        raise AlreadyPatchedError(f"{what} measures swaps in a stock model; this one is patched already.")
+        raise AlreadyPatchedError(f"{function} needs a stock model; this one is patched already.")
 
 
 def _has_trained_head(teacher: PreTrainedModel) -> bool:
-    drawn = fresh_weights(teacher)
-    if drawn:
+    fresh = fresh_weights(teacher)
+    if fresh:
         logger.warning(
-            "The checkpoint has no weights for %s of %s: Transformers drew %d tensors at random. Heads are judged by the last "
-            "hidden states, and not by what such a head answers.",
-            drawn[0],
+            "The checkpoint has no weights for %s of %s: Transformers initialised %d tensors at random. Heads are judged by the "
+            "last hidden states, and not by the answers of such a head.",
+            fresh[0],
             type(teacher).__name__,
-            len(drawn),
+            len(fresh),
         )
-    return not drawn
+    return not fresh
 
 
 def _keys(teacher: PreTrainedModel) -> dict[str, int | str]:
-    """What a hybrid calls each layer: by its index where there is one stack, else by its label."""
+    """The key of each layer in a hybrid: its index if the model has one stack, else its label."""
     attention_layers, _ = find_attention_layers(teacher)
     one_stack = len({attention_layer.stack for attention_layer in attention_layers}) == 1
     return {
@@ -277,7 +285,7 @@ def _keys(teacher: PreTrainedModel) -> dict[str, int | str]:
     }
 
 
-def _taught(
+def _trained_pairs(
     teacher: PreTrainedModel,
     dataloader: Iterable[Batch],
     variant: str | SynthesizerConfig,
@@ -286,24 +294,24 @@ def _taught(
     progress: bool,
     options: dict[str, Any],
 ) -> list[LayerPair]:
-    """All layers of a synthesized copy beside the teacher's, after the closed form and some steps of stage 1."""
+    """Pair the layers of a synthesized copy with the teacher's, after the closed form and some steps of stage 1."""
     student = patch_model(copy.deepcopy(teacher), variant, **options)
     if steps is None:
         steps = 0 if all(map(has_closed_form, pair_layers(student, teacher))) else STEPS
-    if steps >= ANNOUNCED:
-        _announce(student, teacher, dataloader, steps, autocast)
+    if steps >= ANNOUNCED_STEPS:
+        _announce_duration(student, teacher, dataloader, steps, autocast)
     transfer_attention(student, teacher, dataloader, steps=(steps, 0), autocast=autocast, progress=progress)
     return pair_layers(student, teacher)
 
 
-def _announce(
+def _announce_duration(
     student: PreTrainedModel,
     teacher: PreTrainedModel,
     dataloader: Iterable[Batch],
     steps: int,
     autocast: torch.dtype | None,
 ) -> None:
-    """Say how long the steps will take, by one of them; the batches that follow are those that would have come anyway."""
+    """Time one step, and warn how long all steps take. The dataloader's random state is restored."""
     batches = EndlessBatches(dataloader)
     started, batch = time.perf_counter(), next(batches, None)
     if batch is None:
@@ -319,15 +327,15 @@ def _announce(
     seconds = steps * (time.perf_counter() - started)
     batches.rewind()
     logger.warning(
-        "Before anything is measured the synthesized logits are trained for %d steps, which takes about %s here. Say steps=… for "
-        "fewer: the costs are then less sure.",
+        "The synthesized logits are trained for %d steps before costs are measured. This takes about %s here. Give steps=… "
+        "for fewer steps: the costs are then less reliable.",
         steps,
         f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds",
     )
 
 
 def _cost_of(
-    probe: nn.Module, chosen: list[LayerPair], measured: list[Batch], wanted: list[list[LastStates]]
+    probe: nn.Module, chosen: list[LayerPair], measured: list[Batch], targets: list[list[LastStates]]
 ) -> float:
     stock = {pair.name: probe.get_submodule(pair.name) for pair in chosen}
     for pair in chosen:
@@ -335,8 +343,8 @@ def _cost_of(
     try:
         errors = [
             relative_error(states, target, keep)
-            for batch, targets in zip(measured, wanted, strict=True)
-            for (states, keep), (target, _) in zip(_last_states(probe, batch), targets, strict=True)
+            for batch, batch_targets in zip(measured, targets, strict=True)
+            for (states, keep), (target, _) in zip(_last_states(probe, batch), batch_targets, strict=True)
         ]
         return float(torch.stack(errors).mean())
     finally:

@@ -1,4 +1,4 @@
-"""Texts from files, plain ones and tables, and batches of them as what a transfer and a suggestion look at."""
+"""Reads texts from plain files and tables, and makes batches from them for transfers and suggestions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import DataError, InvalidConfigError, first_line
 
 TABLES = {"csv": "csv", "json": "json", "jsonl": "json", "parquet": "parquet"}
-"""What files with columns end in, and who reads them."""
+"""The endings of files with columns, and the reader of `datasets` for each."""
 
 
 def read_texts(path: Path, column: str = "text") -> list[str]:
-    """The texts of a file: a line each, or for `.jsonl` the column of each line. Empty ones are left out.
+    """The texts of a file: its lines, or in a `.jsonl` file the column of each line. Empty texts are left out.
 
     Raises:
         InvalidConfigError: for a file without texts, or without that column.
@@ -27,38 +27,38 @@ def read_texts(path: Path, column: str = "text") -> list[str]:
     """
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if path.suffix == ".jsonl":
-        lines = [_column(path, number, line, column) for number, line in enumerate(lines, start=1)]
+        lines = [_read_column(path, number, line, column) for number, line in enumerate(lines, start=1)]
     texts = [line for line in lines if line.strip()]
     if not texts:
-        raise InvalidConfigError(f"{path} holds no text: one text a line is expected.")
+        raise InvalidConfigError(f"{path} holds no text: write one text on each line.")
     return texts
 
 
-def _column(path: Path, number: int, line: str, column: str) -> str:
+def _read_column(path: Path, number: int, line: str, column: str) -> str:
     try:
         row = json.loads(line)
     except ValueError as error:
         raise InvalidConfigError(f"Line {number} of {path} is no JSON ({error}).") from error
     if not isinstance(row, dict) or not isinstance(row.get(column), str):
-        found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise InvalidConfigError(f"Line {number} of {path} has no text in the column {column!r}; it has {found}.")
+        columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise InvalidConfigError(f"Line {number} of {path} has no text in the column {column!r}; it has {columns}.")
     return row[column]
 
 
 def read_files(files: Mapping[str, Path], readers: Mapping[str, str] = TABLES, *, streaming: bool = False) -> dict:
-    """The splits from files; each must exist, have a known ending and at least one row.
+    """Read the splits from files. Each file must exist, have a known ending and at least one row.
 
     Raises:
-        DataError: where one has not.
+        DataError: for any other file.
     """
-    from datasets import load_dataset  # an extra, which plain texts do not need
+    from datasets import load_dataset  # an optional dependency, not needed for plain texts
 
     splits = {}
     for split, path in files.items():
         kind = readers.get(path.suffix.lstrip("."))
         if kind is None:
-            *some, last = sorted(readers)
-            raise DataError(f"{path} ends in {path.suffix!r}: {', '.join(some)} and {last} can be read.")
+            *others, last = sorted(readers)
+            raise DataError(f"{path} ends in {path.suffix!r}: {', '.join(others)} and {last} can be read.")
         if not path.is_file():
             raise DataError(f"{path} does not exist.")
         with path.open("rb") as file:
@@ -68,7 +68,7 @@ def read_files(files: Mapping[str, Path], readers: Mapping[str, str] = TABLES, *
         try:
             splits[split] = load_dataset(kind, data_files=str(path), split="train", streaming=streaming, **options)
             empty = not any(True for _ in islice(splits[split], 1))
-        except Exception as error:  # each reader has its own
+        except Exception as error:  # each reader has errors of its own
             reason = first_line(error.__cause__ or error)
             if "corresponds to no data" in reason:
                 raise DataError(f"{path} has no rows.") from error
@@ -87,12 +87,12 @@ def text_batches(
     max_length: int | None = None,
     seed: int = 0,
 ) -> DataLoader:
-    """Shuffled batches of a model's inputs, padded on the right, cut at `max_length`, or at the tokenizer's.
+    """Shuffled batches of a model's inputs, padded on the right and truncated to `max_length` or the tokenizer's maximum.
 
-    An encoder-decoder is shown each text on both sides: what it decodes plays no part, but it has to decode something.
+    For an encoder-decoder, the labels are the inputs: its decoder needs some text to run.
 
     Raises:
-        InvalidConfigError: for no texts, or a tokenizer that cannot pad.
+        InvalidConfigError: without texts, or for a tokenizer that cannot pad.
     """
     if not texts:
         raise InvalidConfigError("There are no texts. Give at least one.")
@@ -103,10 +103,10 @@ def text_batches(
     tokenizer.padding_side = "right"
 
     def collate(rows: list[str]) -> dict[str, Any]:
-        found = dict(tokenizer(rows, padding=True, truncation=True, max_length=max_length, return_tensors="pt"))
+        inputs = dict(tokenizer(rows, padding=True, truncation=True, max_length=max_length, return_tensors="pt"))
         if model.config.is_encoder_decoder:
-            found["labels"] = found["input_ids"]
-        return found
+            inputs["labels"] = inputs["input_ids"]
+        return inputs
 
     generator = torch.Generator().manual_seed(seed)
     return DataLoader(list(texts), batch_size=batch_size, shuffle=True, generator=generator, collate_fn=collate)  # type: ignore[arg-type]

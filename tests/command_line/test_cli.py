@@ -150,7 +150,7 @@ def test_suggest_by_heads_is_a_plan_and_a_picture(folder: Path) -> None:
     assert len(patched["synthesized"]) == len(plan["hybrid"])
     assert run(folder, "plot", "suggestion", "heads.json", "--output=heads.png") == {"output": "heads.png"}
     message = refused(folder, "suggest", "stock", "--variant=random", "--budget=1,0.5", "--texts=texts.txt", code=2)
-    assert "several budgets are for --by heads" in " ".join(message.replace("│", " ").split())
+    assert "several budgets need --by heads" in " ".join(message.replace("│", " ").split())
 
 
 def test_finetune_and_evaluate(folder: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_finetuning_that_has_ended_is_not_begun_again(folder: Path) -> None:
     message = refused(folder, "finetune", "stock", *data, "--variant=dense")
     assert "is of another training (random there, dense here)" in message
     message = refused(folder, "finetune", "stock", *data, "--transfer-steps=3")
-    assert "--transfer-steps says how to swap attention, so it needs --variant" in message
+    assert "--transfer-steps is an option of the conversion, so it needs --variant" in message
 
 
 def test_bench_and_doctor(folder: Path) -> None:
@@ -180,7 +180,7 @@ def test_bench_and_doctor(folder: Path) -> None:
     stock, random = bench["times"]
     assert stock["speedup"] == 1 and random["milliseconds"] > 0
     assert "Unknown variant 'nystrom'" in refused(folder, "bench", "stock", "--variant=nystrom+random")
-    assert "up to 16,384 tokens" in refused(folder, "bench", "stock", "--lengths=100000")
+    assert "at most 16,384 tokens" in refused(folder, "bench", "stock", "--lengths=100000")
     assert "'int8' is not one of 'float32'" in refused(folder, "bench", "stock", "--dtype=int8", code=2)
     doctor = run(folder, "doctor")
     routes = {check["route"]: check for check in doctor["routes"] if check["device"] == "cpu"}
@@ -215,9 +215,9 @@ def test_what_cannot_be_written_is_known_before_the_work(folder: Path) -> None:
     message = refused(folder, "patch", "stock", "--variant=dense", "--output=file/below")
     assert message.startswith("error: file/below cannot be written: Not a directory")
     attention = ("plot", "attention", "stock", "--text=the film is good .")
-    assert "a.html has to end in .png or .svg" in refused(folder, *attention, "--output=a.html")
+    assert "a.html must end in .png or .svg" in refused(folder, *attention, "--output=a.html")
     assert "there is no folder nowhere" in refused(folder, *attention, "--output=nowhere/a.png")
-    assert "a.png has to end in .html" in refused(folder, "plot", "page", *attention[2:], "--output=a.png")
+    assert "a.png must end in .html" in refused(folder, "plot", "page", *attention[2:], "--output=a.png")
     assert "cannot be read: No such file" in refused(folder, "patch", "stock", "--plan=none.json", "--output=x")
 
 
@@ -232,7 +232,7 @@ def test_models_of_the_wrong_kind_are_named(folder: Path) -> None:
     plan = {"hybrid": {"0": "random"}, "costs": {f"encoder.{layer}": 0.1 for layer in range(7)}}
     (folder / "other.json").write_text(json.dumps(plan))
     message = refused(folder, "patch", "stock", "--plan=other.json", "--output=x")
-    assert "made for another model: it has measured 7 layers" in message
+    assert "made for another model: it has costs for 7 layers" in message
     data = ("--task=sst2", "--glue-dir=glue")
     message = refused(folder, "evaluate", "stock", *data)
     assert (

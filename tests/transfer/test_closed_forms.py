@@ -119,7 +119,7 @@ def mean_states(model, teacher, inputs) -> MeanStates:
 
 def test_dense_and_salience_take_the_logits_with_the_mean_on_the_other_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """S[h, i, j] = s · ((q_i − q̄) · k̄_j + q̄ · k_j) up to a constant a row; k̄_j over the tokens at j, q̄ over all."""
-    monkeypatch.setattr(first_order, "SPREAD", 9.0)  # no hidden unit reaches relu's corner
+    monkeypatch.setattr(first_order, "LIFT", 9.0)  # no hidden unit reaches relu's corner
     monkeypatch.setattr(first_order, "SCALES", (1.0,))
     teacher, inputs = sharp(HEADS["bert"]), loader(HEADS["bert"], count=1)[0]
     model = student_of(teacher, "dense+salience")
@@ -168,7 +168,7 @@ def test_the_closed_forms_alone_bring_a_model_nearer(model_type: str, variant: s
 def test_factorized_dense_takes_the_nearest_sum_of_a_fine_and_a_coarse_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a constant a row, and to what is small where the constant is large: `z_i · (F[j mod a] + G[j div a])`, the least
     squares of `dense`'s `z_i · k̄_j` over the tokens."""
-    monkeypatch.setattr(first_order, "SPREAD", 9.0)
+    monkeypatch.setattr(first_order, "LIFT", 9.0)
     monkeypatch.setattr(first_order, "SCALES", (1.0,))
     monkeypatch.setattr(first_order, "CONSTANTS", (50.0,))
     teacher, inputs = sharp(HEADS["bert"]), loader(HEADS["bert"], count=1, length=12)[0]

@@ -73,7 +73,7 @@ def test_a_head_that_was_asked_for_is_drawn_and_said_to_be(folder: Path) -> None
         "patch", str(folder / "stock"), "--variant=random", "--max-length=16", f"--output={folder / 'c'}",
         "--task=fill-mask",
     )  # fmt: skip
-    assert "drawn at random, and mean nothing before they are trained" in said
+    assert "initialised at random, and have to be trained" in said
     assert json.loads((folder / "c" / "config.json").read_text())["architectures"] == ["SynthesizerBertForMaskedLM"]
 
 

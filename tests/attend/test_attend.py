@@ -191,7 +191,7 @@ def test_masks_are_taken_apart_once() -> None:
     mask = AttentionMask.from_tensor(square).simplified()
     assert torch.equal(mask.keep, keys) and mask.causal_offset is None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AttentionMask, "_answer", None)  # whoever asks again would call it
+        patch.setattr(AttentionMask, "_read_structure", None)  # a second read would call it
         assert torch.equal(AttentionMask.from_tensor(square).simplified().keep, keys)
     square[0, ..., -1] = False
     assert not AttentionMask.from_tensor(square).simplified().keep[0, ..., -1].any()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -151,3 +151,18 @@ def _alternatives() -> Iterator[tuple[str, Any]]:
 def _readable(tensor: torch.Tensor) -> bool:
     """Whether the tensor has a value here and now."""
     return type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta
+
+
+def require_tensors(state_dict: dict[str, Any], prefix: str, names: Sequence[str], beside: str) -> None:
+    """Check that a state dict has the tensors of a synthesizer, wherever it has the layer's values (`beside`).
+
+    Raises:
+        CheckpointMismatchError: for one that has the values alone, as a stock model's has.
+    """
+    missing = [prefix + name for name in names if prefix + name not in state_dict]
+    if missing and prefix + beside in state_dict:
+        raise CheckpointMismatchError(
+            f"The state dict has the values of the synthesized layer {prefix.removesuffix('.')!r} but not its "
+            f"tensor {missing[0]!r}, so it belongs to a stock model or to another variant. Load the checkpoint of a "
+            f"model that was patched in the same way, or load it into the stock model and patch that."
+        )

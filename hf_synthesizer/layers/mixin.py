@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -13,7 +12,7 @@ from transformers import PreTrainedConfig
 from ..attend import attend
 from ..device.matmul import linear
 from ..device.offloading import require_in_memory
-from ..errors import CheckpointMismatchError, UnsupportedModelError
+from ..errors import UnsupportedModelError
 from ..logits.forms import Logits
 from ..logits.masks import AttentionMask
 from ..logits.positions import Positions, exporting
@@ -23,9 +22,10 @@ from ..synthesizers.config import LayerConfig, SynthesizerConfig, layer_config
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .caching import dropped_tokens, extend, require_known_arguments
-from .guard import Guard
-from .layer_classes import NORMS, serving_class
+from .guard import Guard, require_tensors
+from .layer_classes import serving_class
 from .lengths import longest_sequence
+from .norms import set_norms_aside
 from .own_forwards import move_hooks, require_plain_call
 from .projections import (
     OUTPUT_DROPOUTS,
@@ -83,7 +83,7 @@ class SynthesizerMixin(nn.Module):
             config = config.for_length(longest_sequence(given or self.config, self.stack))
         self.__class__ = serving_class(type(self), config, self)
         self.replace_projections(config)
-        self.set_norms_aside(config)
+        set_norms_aside(self, config)
 
     @property
     def stack(self) -> str:
@@ -135,7 +135,7 @@ class SynthesizerMixin(nn.Module):
             twin.__dict__[registry] = dict(stock.__dict__[registry])
         twin.__dict__["whole"] = whole
         twin.replace_projections(config, example)
-        twin.set_norms_aside(config)
+        set_norms_aside(twin, config)
         for part in twin.modules() if getattr(stock, LOADED, False) else (twin,):
             # A model around the layer must not start its parts afresh, no more than the stock layer's; and in the layer itself it would
             # look for queries and keys (`checkpoints/initialization.py` does that instead).
@@ -148,14 +148,10 @@ class SynthesizerMixin(nn.Module):
         Trainer loads its checkpoints so; a stock one would leave the synthesizer as it was, with no more than a
         warning.
         """
-        own = [prefix + name for name in self.state_dict() if name.startswith("synthesizer.")]
-        missing = [name for name in own if name not in state_dict and not name.endswith(SINCE_THEN)]
-        if missing and f"{prefix}{self.projection_names.value}.weight" in state_dict:
-            raise CheckpointMismatchError(
-                f"The state dict has the values of the synthesized layer {prefix.removesuffix('.')!r} but not its "
-                f"tensor {missing[0]!r}, so it belongs to a stock model or to another variant. Load the checkpoint of a "
-                f"model that was patched in the same way, or load it into the stock model and patch that."
-            )
+        names = [
+            name for name in self.state_dict() if name.startswith("synthesizer.") and not name.endswith(SINCE_THEN)
+        ]
+        require_tensors(state_dict, prefix, names, beside=f"{self.projection_names.value}.weight")
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
@@ -214,19 +210,6 @@ class SynthesizerMixin(nn.Module):
         self.__dict__["_stock_logit_parameters"] = lost
         self.synthesizer = synthesizer
         self.stand_guard(config, self.place_of(projection, example)[0])
-
-    def set_norms_aside(self, config: LayerConfig) -> None:
-        """Where nothing compares tokens, keep norms of queries and keys as buffers: they stay in checkpoints under their names, but
-        no optimizer has them, and DDP does not wait for gradients of what nobody uses. The stock module keeps its own."""
-        if "dot_product" in config.parts:
-            return
-        for name in NORMS & self._modules.keys():
-            norm = copy.deepcopy(self._modules[name])
-            for part in () if norm is None else norm.modules():
-                for key, parameter in list(part.named_parameters(recurse=False)):
-                    del part._parameters[key]
-                    part.register_buffer(key, parameter.detach())
-            self._modules[name] = norm
 
     def build(self, config: LayerConfig, projection: nn.Module, example: torch.Tensor | None) -> Synthesizer:
         """A fresh synthesizer, where a stock projection is and of its dtype."""

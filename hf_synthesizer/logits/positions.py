@@ -6,6 +6,8 @@ cache, queries start where the cache ends. In a left-padded batch, each row has 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ..device.processor import on_processor
@@ -86,7 +88,7 @@ class Positions:
         """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are detected, and then tables are sliced.
 
         Padding may have position −1 (OPT). It is clamped to 0; the mask hides it. The layer's `mask` gives the positions of cached
-        keys: position_ids count either all tokens or only the visible ones (`_cached_keys`). `dropped` is the number of tokens that
+        keys: position_ids count either all tokens or only the visible ones (`_CachedKeys`). `dropped` is the number of tokens that
         the cache has dropped at its start. `windowed` says that the mask may hide distant tokens.
 
         Raises:
@@ -94,12 +96,15 @@ class Positions:
         """
         if position_ids is None:
             return cls(query_length, key_length, start)
-        if _are_contiguous(position_ids, start, mask):
+        cached: _CachedKeys | None = None
+        if not (isinstance(start, int) and start == 0 and key_length == query_length):
+            cached = _CachedKeys(position_ids, key_length, start, mask, dropped, windowed)
+        if _are_contiguous(position_ids, start, mask, cached):
             return cls(query_length, key_length, start, windowed=windowed)
         query = position_ids.clamp(min=0)
-        if isinstance(start, int) and start == 0 and key_length == query_length:
+        if cached is None:
             return cls(query_length, key_length, start, query, query, position_ids, windowed)
-        key = _cached_keys(position_ids, key_length, start, mask, dropped, windowed)
+        key = cached.positions()
         indices = torch.arange(key_length, device=position_ids.device) - start
         new_key = position_ids[:, indices.clamp(0, query_length - 1)]  # positions of the new tokens
         key = torch.where((indices >= 0) & (indices < query_length), new_key, key)
@@ -229,61 +234,90 @@ def _position_read(position_ids: torch.Tensor) -> DeviceRead:
     return DeviceRead(position_ids, "positions", answer)
 
 
-def _cached_keys(
-    position_ids: torch.Tensor,
-    key_length: int,
-    start: int | torch.Tensor,
-    mask: torch.Tensor | None,
-    dropped: int,
-    windowed: bool,
-) -> torch.Tensor:
-    """The positions of the keys before `start`, (B or 1, Lk), given the positions of the new tokens.
+class _CachedKeys(NamedTuple):
+    """The keys before `start` of a step with a cache, and the position_ids of its new tokens."""
 
-    If position_ids count all tokens, a key's position is its index. If they count only the visible tokens,
-    `attention_mask.cumsum(-1) - 1`, positions count back from the first new token over visible keys. Both agree unless a hidden
-    token lies between visible ones.
+    position_ids: torch.Tensor
+    key_length: int
+    start: int | torch.Tensor
+    mask: torch.Tensor | None
+    dropped: int
+    windowed: bool
+
+    def positions(self) -> torch.Tensor:
+        """The positions of the keys, (B or 1, Lk).
+
+        If position_ids count all tokens, a key's position is its index. If they count only the visible tokens,
+        `attention_mask.cumsum(-1) - 1`, positions count back from the first new token over visible keys. Both agree unless a hidden
+        token lies between visible ones.
+        """
+        indices = torch.arange(self.key_length, device=self.position_ids.device)
+        if self.mask is None:
+            return indices - self.start + self.position_ids[:, :1]
+        _, counted, counts_all = self.counted()
+        return torch.where(counts_all, indices + self.dropped, counted)
+
+    def counted(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Which cached keys are visible (B, Lk), the positions by visible keys (B, Lk), and which rows count all tokens (B, 1)."""
+        indices = torch.arange(self.key_length, device=self.position_ids.device)
+        keep = AttentionMask.from_tensor(self.mask).keep.any(2).any(1)  # type: ignore[union-attr]  # (B or 1, Lk)
+        first = (keep & (indices >= self.start)).int().argmax(-1, keepdim=True)
+        new = first.clamp(min=self.start) - self.start  # a row's first new token
+        position = self.position_ids.expand(rows_in(self.position_ids, new), -1).gather(1, new)
+        visible = keep & (indices < self.start)
+        counted = position - visible.flip(-1).cumsum(-1).flip(-1)
+        return visible, counted, new + self.start + self.dropped == position
+
+    def unknown(self) -> torch.Tensor:
+        """Whether the mask hides tokens between cached ones, and position_ids count in neither way: one bool."""
+        visible, counted, counts_all = self.counted()
+        before_start = torch.arange(self.key_length, device=self.position_ids.device) < self.start
+        begun = visible.cumsum(-1) > 0
+        gap = (begun & ~visible & before_start).any(-1, keepdim=True)
+        first, hidden = counted[:, :1], (~begun & before_start).sum(-1, keepdim=True) + self.dropped
+        fits = (first > 0) & (first <= hidden) | (first == 0) & (hidden == 0) if self.windowed else first == 0
+        return (gap & ~counts_all & ~fits).any().view(1)
+
+    def device_read(self) -> DeviceRead:
+        """Reads `unknown`. A model may have two kinds of layers, with two masks."""
+        return DeviceRead(self.position_ids, ("gap", id(self.mask), self.dropped), self.unknown)
+
+
+_UNKNOWN_KEYS = (
+    "The attention mask hides tokens between cached ones, and position_ids count neither all tokens nor the visible ones, "
+    "so that the positions of the cached keys are unknown. For generate(), pad prompts on the left. For steps of your own, "
+    "pass position_ids = (attention_mask.cumsum(-1) - 1)[:, -n:] for the n tokens of each step, or none in any of them."
+)
+
+
+def _are_contiguous(
+    position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None, cached: _CachedKeys | None
+) -> bool:
+    """Whether position_ids are start, start + 1, … in each row; False if they cannot be read here.
+
+    One read tells this, what the layer's mask is made of, and whether the positions of cached keys are known.
+
+    Raises:
+        UnsupportedModelError: if the positions of cached keys are unknown.
     """
-    indices = torch.arange(key_length, device=position_ids.device)
-    if mask is None:
-        return indices - start + position_ids[:, :1]
-    keep = AttentionMask.from_tensor(mask).keep.any(2).any(1)  # type: ignore[union-attr]  # (B or 1, Lk)
-    new = (keep & (indices >= start)).int().argmax(-1, keepdim=True).clamp(
-        min=start
-    ) - start  # a row's first new token
-    position = position_ids.expand(rows_in(position_ids, new), -1).gather(1, new)
-    cached = keep & (indices < start)
-    counted = position - cached.flip(-1).cumsum(-1).flip(-1)  # counts visible keys
-    all_count = new + start + dropped == position
-
-    def answer() -> torch.Tensor:
-        begun = cached.cumsum(-1) > 0
-        gap = (begun & ~cached & (indices < start)).any(-1, keepdim=True)
-        first, before = counted[:, :1], (~begun & (indices < start)).sum(-1, keepdim=True) + dropped
-        fits = (first > 0) & (first <= before) | (first == 0) & (before == 0) if windowed else first == 0
-        return (gap & ~all_count & ~fits).any().view(1)
-
-    refusal = (
-        "The attention mask hides tokens between cached ones, and position_ids count neither all tokens nor the visible ones, "
-        "so that the positions of the cached keys are unknown. For generate(), pad prompts on the left. For steps of your own, "
-        "pass position_ids = (attention_mask.cumsum(-1) - 1)[:, -n:] for the n tokens of each step, or none in any of them."
-    )
-    if readable(position_ids) and readable(mask):
-        if read_now(DeviceRead(position_ids, ("gap", id(mask), dropped), answer))[0][
-            0
-        ]:  # a model may have two kinds of layers, with two masks
-            raise UnsupportedModelError(refusal)
-    elif torch.compiler.is_compiling() and not exporting():
-        torch._assert_async(~answer()[0], refusal)
-    return torch.where(all_count, indices + dropped, counted)
-
-
-def _are_contiguous(position_ids: torch.Tensor, start: int | torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether position_ids are start, start + 1, … in each row; False if they cannot be read here."""
+    asks_for_keys = cached is not None and mask is not None
+    if asks_for_keys and torch.compiler.is_compiling() and not exporting():
+        torch._assert_async(~cached.unknown()[0], _UNKNOWN_KEYS)  # type: ignore[union-attr]
     if not readable(position_ids):
         return False
+    asks_for_keys = asks_for_keys and readable(mask)  # type: ignore[arg-type]
     if isinstance(start, torch.Tensor) and not on_processor(start.device):
+        if asks_for_keys and read_now(cached.device_read())[0][0]:  # type: ignore[union-attr]
+            raise UnsupportedModelError(_UNKNOWN_KEYS)
         return False
     device_reads = [_position_read(position_ids)]
+    if asks_for_keys:
+        device_reads.append(cached.device_read())  # type: ignore[union-attr]
     if mask is not None and mask.shape[-2] > 1:
         device_reads.append(AttentionMask.from_tensor(mask).device_read())
-    return read_now(*device_reads)[0][0] == int(start)
+    answers = read_now(*device_reads)
+    if answers[0][0] == int(start):
+        return True
+    if asks_for_keys and answers[1][0]:
+        raise UnsupportedModelError(_UNKNOWN_KEYS)
+    return False

@@ -14,6 +14,8 @@ from ..version import HOW_TO_INSTALL
 from .served import Served
 
 FORMAT_VERSION = 1
+KEYS = frozenset({"format_version", "configs", "layers", "forwards", "served_by", "base_model", "tower"})
+"""Of a description. "tower" is written by `towers.py`, for one tower that is read from the checkpoint of the whole model."""
 WHERE = "the field 'synthesizer' of config.json"
 
 Rows = dict[str, list[Any]]
@@ -30,11 +32,13 @@ class Description:
         layers: by a layer's label what it is made of, but for what only a model knows: how many heads there are (`config_for_layer`).
         served: by a layer's label how it is served; empty for checkpoints of before this was written.
         depths: how many layers each stack has, those that are left stock included.
+        is_tower: whether this is the part of a larger model's description that is about this tower.
     """
 
     layers: dict[str, SynthesizerConfig | list[SynthesizerConfig]]
     served: dict[str, Served] = field(default_factory=dict)
     depths: dict[str, int] = field(default_factory=dict)
+    is_tower: bool = False
 
     def with_stacks(self, names: Mapping[str, str]) -> Description:
         """The same description where stacks have other names."""
@@ -44,7 +48,7 @@ class Description:
             return {f"{names[parts[label][0]]}.{parts[label][2]}": value for label, value in labels.items()}
 
         depths = {names[stack]: depth for stack, depth in self.depths.items()}
-        return Description(renamed(self.layers), renamed(self.served), depths)
+        return Description(renamed(self.layers), renamed(self.served), depths, self.is_tower)
 
 
 def plan_to_json(
@@ -98,7 +102,7 @@ def plan_from_json(data: Any) -> Description:
     if not isinstance(data, Mapping):
         raise CheckpointMismatchError(f"Expected a description of the patched layers in {WHERE}, found {data!r}.")
     _require_version(data.get("format_version"))
-    unknown = sorted(data.keys() - {"format_version", "configs", "layers", "forwards", "served_by", "base_model"})
+    unknown = sorted(data.keys() - KEYS)
     if unknown:
         raise CheckpointMismatchError(
             f"Unknown key {unknown[0]!r} in {WHERE}; upgrade hf_synthesizer ({HOW_TO_INSTALL}), or remove the key."
@@ -115,7 +119,7 @@ def plan_from_json(data: Any) -> Description:
         raise CheckpointMismatchError(f"Cannot build what {WHERE} describes: {error}") from error
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise CheckpointMismatchError(f"{WHERE} is damaged ({type(error).__name__}: {error}).") from error
-    return Description(layers, served, depths)
+    return Description(layers, served, depths, "tower" in data)
 
 
 def _require_version(version: Any) -> None:

@@ -46,7 +46,7 @@ def rebuild(model: PreTrainedModel) -> None:
     """
     described = plan_from_json(getattr(model.config, "synthesizer", None))
     attention_layers, _ = find_attention_layers(model)
-    described = described.with_stacks(stacks_here(described.depths, attention_layers))
+    described = described.with_stacks(stacks_here(described.depths, attention_layers, is_tower=described.is_tower))
     require_all_layers(model, attention_layers, described)
     try:
         plan = {

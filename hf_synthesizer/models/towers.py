@@ -46,15 +46,21 @@ def _of_tower(description: Mapping[str, Any], key: str) -> dict[str, Any]:
             f"alone is that of its {key!r}. Load the whole model with its own class, and take the part from it."
         )
     rows = {key: description[key] for key in ("layers", "served_by") if isinstance(description.get(key), Mapping)}
-    return {**description, **{key: {own[0]: row[own[0]]} for key, row in rows.items() if own[0] in row}}
+    rows = {name: {own[0]: row[own[0]]} for name, row in rows.items() if own[0] in row}
+    return {**description, **rows, "tower": key}
 
 
-def stacks_here(described: Iterable[str], attention_layers: Iterable[AttentionLayer]) -> dict[str, str]:
-    """What a part of a model calls the stacks that a description names as the whole does; a stack that is not there keeps its name.
+def stacks_here(
+    described: Iterable[str], attention_layers: Iterable[AttentionLayer], *, is_tower: bool
+) -> dict[str, str]:
+    """From the name of each stack in a description to its name in this model, which may be a part of the described one.
+
+    A stack that this model does not have keeps its name.
 
     Args:
         described: the stacks of the description, patched or not.
-        attention layers: the layers that the part has.
+        attention_layers: the layers of this model.
+        is_tower: whether the description was cut down to the one tower that this model is.
 
     Raises:
         CheckpointMismatchError: where none of the part's stacks is described.
@@ -65,11 +71,11 @@ def stacks_here(described: Iterable[str], attention_layers: Iterable[AttentionLa
         if stack in described:
             continue
         found = [name for name in described if name in attention_layer.name.split(".")]
-        if not found and len(described) == len(here) == 1:  # the description of this tower alone
+        if not found and is_tower and len(described) == len(here) == 1:
             found = described
         if len(found) == 1:
             names[found[0]] = stack
-    if here and not here.keys() & set(names.values()):
+    if described and here and not here.keys() & set(names.values()):
         raise CheckpointMismatchError(
             f"config.json describes the stacks {', '.join(described)}, but this model has {', '.join(here)} and none of those: it "
             f"is the checkpoint of another model, or of a larger one. Load it with the class that its 'architectures' name, and "

@@ -59,10 +59,16 @@ def max_text_length(model: PreTrainedModel) -> int | None:
 
 
 def max_generation_length(model: PreTrainedModel) -> int | None:
-    """The least max_length among the synthesized layers that generate; None where none does. It counts the prompt."""
+    """The least max_length among the synthesized layers that generate; None where none does. It counts the prompt.
+
+    An encoder and the tower of another modality (LLaVA's images) do not generate. Where a model has several stacks, those that see
+    the past alone do.
+    """
     attention_layers, _ = find_attention_layers(model)
-    encoder_decoder = model.config.is_encoder_decoder
-    return _least_max_length(layer for layer in attention_layers if layer.stack != "encoder" or not encoder_decoder)
+    causal = [layer for layer in attention_layers if getattr(layer.module, "is_causal", False)]
+    if model.config.is_encoder_decoder:
+        causal = [layer for layer in attention_layers if layer.stack != "encoder"]
+    return _least_max_length(causal or attention_layers)
 
 
 def _least_max_length(attention_layers: Iterable[AttentionLayer]) -> int | None:

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_was_written_under_the_names_of_memory_is_loaded(tmp_p
 
 @pytest.mark.parametrize("model_type", ["dinov3_vit", "tipsv2_text_model"])
 def test_an_old_checkpoint_whose_names_a_conversion_would_spoil_is_loaded(tmp_path: Path, model_type: str) -> None:
-    tiny = tiny_models().build(model_type)
+    tiny = tiny_models.build(model_type)
     model = patch_model(tiny.model, "dense+salience")
     with torch.no_grad():
         expected = first_output(model(**tiny.inputs))
@@ -154,7 +154,7 @@ def names_on_disk(model: PreTrainedModel) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", CONVERTED)
 def test_every_type_that_transformers_converts_has_stock_names(model_type: str) -> None:
-    tiny = tiny_models()
+    tiny = tiny_models
     try:
         config = tiny.tiny_config(model_type)
         cls = tiny.model_class(model_type, config)

@@ -59,7 +59,7 @@ def measure(before: Path, arguments: argparse.Namespace) -> None:
     results = Results(arguments.output, FIELDS)
     servers = {"before": process_of(before.resolve()), "after": process_of(ROOT)}
 
-    def read_now(name: str, cell: dict[str, Any]) -> list[float]:
+    def time_cell(name: str, cell: dict[str, Any]) -> list[float]:
         server = servers[name]
         assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(cell) + "\n")
@@ -79,7 +79,7 @@ def measure(before: Path, arguments: argparse.Namespace) -> None:
         times: dict[str, list[float]] = {"before": [], "after": []}
         for number in range(arguments.rounds + 1):
             for name in sorted(times, reverse=number % 2 == 1):
-                times[name] += read_now(name, cell)
+                times[name] += time_cell(name, cell)
         medians = {name: statistics.median(found[RUNS:]) * 1e3 for name, found in times.items()}
         made = {"status": "ok", "before_commit": earlier.stdout.strip(), "rounds": str(arguments.rounds)}
         made |= {"median_ms": f"{medians['after']:.3f}", "before_ms": f"{medians['before']:.3f}"}

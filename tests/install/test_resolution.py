@@ -43,8 +43,8 @@ def interpreters() -> dict[str, str]:
 
 
 def is_python(program: str, version: str) -> bool:
-    read_now = "import sys, pip; print('%d.%d' % sys.version_info[:2])"
-    done = subprocess.run([program, "-c", read_now], capture_output=True, text=True)
+    print_versions = "import sys, pip; print('%d.%d' % sys.version_info[:2])"
+    done = subprocess.run([program, "-c", print_versions], capture_output=True, text=True)
     return done.stdout.strip() == version
 
 

@@ -12,7 +12,8 @@ from ..device.processor import as_accelerator, on_processor
 from ..device.tracing import traced
 from ..logits.forms import Grouped, Logits, Sparse
 from ..logits.masks import AttentionMask
-from . import grouped, native, reference, sdpa, sparse, static, strips, tiled, triton
+from ..logits.reach import Windowed
+from . import band, grouped, native, reference, sdpa, sparse, static, strips, tiled, triton
 from .terms import Terms
 
 logger = logging.getLogger(__name__)
@@ -98,18 +99,28 @@ def attend(
     if isinstance(logits, Grouped):
         simplified = mask if need_weights or traced() else mask.simplified()  # once for all groups
         return grouped.grouped_attention(logits, value, simplified, attend, dropout=dropout, need_weights=need_weights)
+    if isinstance(logits, Windowed):
+        mask = logits.restricted(mask if traced() else mask.simplified(), value.device)
+        logits = logits.logits
     if need_weights:
         return reference.reference_attention(logits, value, mask, dropout)
     simplified = mask if traced() else mask.simplified()
     if isinstance(logits, Sparse):
         causal = logits.require_direction(mask)
-        if sparse.serves(logits, value, simplified):
+        if mask.reach is None and sparse.serves(logits, value, simplified):
             logger.debug("%s logits for values %s: route sparse", type(logits).__name__, tuple(value.shape))
             return sparse.sparse_attention(logits, value, simplified, causal, dropout), None
         logits, mask = logits.with_chosen_keys(mask)
         simplified = mask if traced() else mask.simplified()
     mask = simplified
     terms = Terms.of(logits, mask)
+    if terms.relative or mask.reach is not None:
+        if terms.query_length > 1 and band.serves(terms, value, mask, dropout):
+            logger.debug("%s logits for values %s: route band", type(logits).__name__, tuple(value.shape))
+            return band.band_attention(terms, value, mask, dropout), None
+        if terms.query_length > 1:
+            terms.materialize_relative()
+            mask = mask.without_reach()
     route = choose_route(terms, value, mask, dropout)
     if not traced():
         logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), route)

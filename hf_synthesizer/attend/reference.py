@@ -25,7 +25,7 @@ def attention_weights(logits: Logits, value: torch.Tensor, mask: AttentionMask, 
     """
     if isinstance(logits, Sparse):
         logits, mask = logits.with_chosen_keys(mask)
-    scores = logits.materialize()
+    scores = logits.with_mask(mask).materialize()
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask.bias is not None:
         scores = scores + mask.bias

@@ -59,7 +59,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return terms.weights is None or terms.weights.complete or value.dtype != torch.float16
     if traced() or not on_processor(value.device):
         return not traced() and _known_logit_range(terms, mask) <= MAX_RANGE
-    return _logit_range(terms, mask) <= MAX_RANGE
+    return logit_range(terms, mask) <= MAX_RANGE
 
 
 def _needs_softmax_gradient(terms: Terms, value: torch.Tensor) -> bool:
@@ -81,7 +81,7 @@ def static_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dro
     """The output (B, H, Lq, d_v)."""
     batch, heads, key_length, width = value.shape
     causal_offset = cast(int | None, mask.causal_offset)
-    factor = _column_factor(terms, mask, value)  # (B or 1, H or 1, Lk, 1), or None
+    factor = column_factor(terms, mask, value)  # (B or 1, H or 1, Lk, 1), or None
     if native.serves_shared_weights(terms, value) and not (
         torch.is_grad_enabled() and factor is not None and factor.requires_grad
     ):
@@ -108,7 +108,7 @@ def static_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dro
     return summed[..., :-1] / summed[..., -1:].clamp(min=torch.finfo(value.dtype).tiny)
 
 
-def _column_factor(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> torch.Tensor | None:
+def column_factor(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> torch.Tensor | None:
     """e = m · exp(s − max s) over the visible keys."""
     keep = None if mask.keep is None else mask.keep.transpose(-1, -2)  # (B or 1, H or 1, Lk, 1)
     if terms.key_bias is None:
@@ -123,10 +123,10 @@ def _column_factor(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> to
     return factor.to(value.dtype)
 
 
-def _logit_range(terms: Terms, mask: AttentionMask) -> float:
+def logit_range(terms: Terms, mask: AttentionMask) -> float:
     """An upper bound of max − min over the logits of a row."""
     total = 0.0 if terms.weights is None else terms.weights.spread
-    total += sum(term.spread() for term in terms.static)
+    total += sum(term.spread() for term in (*terms.static, *terms.relative))
     if terms.key_bias is not None:
         bias = terms.key_bias.detach()
         if mask.keep is not None:
@@ -139,7 +139,7 @@ def _logit_range(terms: Terms, mask: AttentionMask) -> float:
 
 
 def _known_logit_range(terms: Terms, mask: AttentionMask) -> float:
-    """`_logit_range` without reading the device; infinite if unknown."""
+    """`logit_range` without reading the device; infinite if unknown."""
     if terms.key_bias is not None or mask.bias is not None:
         return float("inf")
     total = 0.0 if terms.weights is None else terms.weights.spread

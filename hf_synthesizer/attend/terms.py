@@ -13,6 +13,7 @@ from ..device.processor import on_processor
 from ..device.tracing import traced
 from ..logits.forms import Explicit, KeyBias, Logits, LowRank, Placed, Static, StaticWeights, Sum, Tiled
 from ..logits.masks import AttentionMask
+from ..logits.relative import Relative
 
 
 class StaticTerm(NamedTuple):
@@ -53,6 +54,31 @@ class StaticTerm(NamedTuple):
         return apart if self.weight is None else apart * float(self.weight.detach().abs().max())
 
 
+class RelativeTerm(NamedTuple):
+    """`weight · rows[clip(j − i, −D, D) + D]`, where i is the index of a query, `start` more than its number."""
+
+    weight: torch.Tensor | None
+    """(H,), or None for 1."""
+    form: Relative
+    start: int
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """(B or 1, H or 1, Lq or 1, D + 1 or 2·D + 1), without the weight."""
+        return self.form.rows
+
+    def logits(self, heads: int) -> torch.Tensor:
+        """The logits by distance of rows that don't depend on the query: (H, D + 1 or 2·D + 1)."""
+        logits = self.rows[0, :, 0].expand(heads, -1)
+        return logits if self.weight is None else logits * self.weight.to(logits.dtype)[:, None]
+
+    def spread(self) -> float:
+        """An upper bound of max − min over a row's logits."""
+        low, high = torch.aminmax(self.rows.detach(), dim=-1)
+        apart = float((high - low).max())
+        return apart if self.weight is None else apart * float(self.weight.detach().abs().max())
+
+
 def static_terms(tensors: Sequence[torch.Tensor | None]) -> list[StaticTerm]:
     """[weight, table, keys, weight, table, keys, …] → terms."""
     return [StaticTerm(*tensors[start : start + 3]) for start in range(0, len(tensors), 3)]  # type: ignore[arg-type]
@@ -81,6 +107,7 @@ class Terms:
     key_bias: torch.Tensor | None = None
     explicit: list[torch.Tensor] = field(default_factory=list)
     placed: list[tuple[torch.Tensor | None, Placed]] = field(default_factory=list)
+    relative: list[RelativeTerm] = field(default_factory=list)
     query_length: int = 1
 
     @classmethod
@@ -88,7 +115,10 @@ class Terms:
         """The terms of a form and of the mask's additive bias."""
         terms = cls()
         for weight, term in logits.terms if isinstance(logits, Sum) else [(None, logits)]:
-            terms.add(weight, term)
+            if isinstance(term, Relative):
+                terms.add_relative(weight, term, mask)
+            else:
+                terms.add(weight, term)
         if mask.bias is not None:
             terms.add_bias(mask.bias)
         if terms.static or terms.low_rank or terms.tiled or terms.explicit or terms.placed:
@@ -131,6 +161,32 @@ class Terms:
             self.explicit.append(scaled(term.logits))
         else:
             self.explicit.append(scaled(term.materialize()))
+
+    def add_relative(self, weight: torch.Tensor | None, term: Relative, mask: AttentionMask) -> None:
+        """Add `weight` (H,) times logits by distance. The logits of the sinks are key biases."""
+        self.query_length = max(self.query_length, term.query_length)
+        term = term.with_mask(mask)
+        bias = term.sink_bias()
+        if bias is not None:
+            self.add_key_bias(bias if weight is None else bias * weight.to(bias.dtype)[:, None, None])
+        start = term.positions.start
+        if isinstance(start, int) and term.counts_indices(mask):
+            self.relative.append(RelativeTerm(weight, term, start))
+        else:
+            self._materialize_relative(weight, term)
+
+    def materialize_relative(self) -> None:
+        """Turn logits by distance into static or explicit ones, for routes that don't know distances."""
+        for term in self.relative:
+            self._materialize_relative(term.weight, term.form)
+        self.relative = []
+
+    def _materialize_relative(self, weight: torch.Tensor | None, form: Relative) -> None:
+        logits = form.by_distance()
+        if len(logits) == 1:
+            self.static.append(StaticTerm(weight, logits[0]))
+        else:
+            self.explicit.append(logits if weight is None else logits * weight.to(logits.dtype)[:, None, None])
 
     def add_key_bias(self, bias: torch.Tensor) -> None:
         self.key_bias = bias if self.key_bias is None else self.key_bias + bias

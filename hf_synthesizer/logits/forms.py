@@ -23,6 +23,10 @@ class Logits:
     query_length: int
     """Lq."""
 
+    def with_mask(self, mask: AttentionMask) -> Logits:
+        """The same logits, with what they need to know of the mask."""
+        return self
+
     def materialize(self) -> torch.Tensor:
         """The logits as a tensor of shape (B or 1, H, Lq, Lk)."""
         raise TypeError(f"{type(self).__name__} is an abstract form of logits: it must define materialize()")
@@ -239,6 +243,9 @@ class Sum(Logits):
     def __init__(self, terms: list[tuple[torch.Tensor | None, Logits]]):
         self.terms = terms
         self.query_length = max(term.query_length for _, term in terms)
+
+    def with_mask(self, mask: AttentionMask) -> Sum:
+        return Sum([(weight, term.with_mask(mask)) for weight, term in self.terms])
 
     def materialize(self) -> torch.Tensor:
         total: torch.Tensor | None = None

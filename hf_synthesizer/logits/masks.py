@@ -8,7 +8,7 @@ without a causal triangle. Neither needs L² numbers in each layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,6 +16,9 @@ from ..device.processor import on_processor
 from ..device.reading import DeviceRead, read_now
 from ..device.tracing import traced
 from ..errors import AttentionInputError
+
+if TYPE_CHECKING:
+    from .reach import Reach
 
 
 class Extents(NamedTuple):
@@ -49,7 +52,8 @@ class AttentionMask:
     """`keep` (B or 1, H or 1, Lq or 1, Lk) is True where a query sees a key. `bias`, of such a shape too, is added to logits.
 
     With `causal_offset` = p, query i sees the keys j ≤ i + p, without a mask tensor. `source` is the tensor from which `keep` was
-    made. It is the same for all layers, so reads of `keep` are cached under it.
+    made. It is the same for all layers, so reads of `keep` are cached under it. With a `reach`, a query sees only keys near it and
+    the first tokens of its row.
     """
 
     def __init__(
@@ -58,11 +62,13 @@ class AttentionMask:
         bias: torch.Tensor | None = None,
         causal_offset: int | torch.Tensor | None = None,
         source: torch.Tensor | None = None,
+        reach: Reach | None = None,
     ):
         self.keep = keep
         self.bias = bias
         self.causal_offset = causal_offset
         self.source = keep if source is None else source
+        self.reach = reach
         self.known_extents: Extents | None = None
 
     @classmethod
@@ -87,7 +93,7 @@ class AttentionMask:
         if bias is None:
             return self
         total = bias if self.bias is None else self.bias + bias
-        mask = AttentionMask(self.keep, total, self.causal_offset, self.source)
+        mask = AttentionMask(self.keep, total, self.causal_offset, self.source, self.reach)
         mask.known_extents = self.known_extents
         return mask
 
@@ -100,12 +106,27 @@ class AttentionMask:
         keep, bias = (None if tensor is None else _expanded(tensor, shape) for tensor in (self.keep, self.bias))
         if keep is self.keep and bias is self.bias:
             return self
-        mask = AttentionMask(keep, bias, self.causal_offset, self.source)
+        mask = AttentionMask(keep, bias, self.causal_offset, self.source, self.reach)
         mask.known_extents = self.known_extents if keep is self.keep else None
         return mask
 
+    def within(self, reach: Reach | None) -> AttentionMask:
+        """The same mask with this reach, which hides distant keys; None for no limit."""
+        mask = AttentionMask(self.keep, self.bias, self.causal_offset, self.source, reach)
+        mask.known_extents = self.known_extents
+        return mask
+
+    def without_reach(self) -> AttentionMask:
+        """The same mask, with the reach as a part of `keep`: (B or 1, H or 1, Lq, Lk)."""
+        if self.reach is None:
+            return self
+        near = self.reach.visible()
+        return AttentionMask(near if self.keep is None else self.keep & near, self.bias, self.causal_offset)
+
     def visible(self, query_length: int, key_length: int, device: torch.device) -> torch.Tensor | None:
-        """`keep` and causality as one bool tensor, or None if all queries see all keys."""
+        """`keep`, reach and causality as one bool tensor, or None if all queries see all keys."""
+        if self.reach is not None:
+            return self.without_reach().visible(query_length, key_length, device)
         if self.causal_offset is None:
             return self.keep
         query = torch.arange(query_length, device=device)[:, None] + self.causal_offset
@@ -121,12 +142,12 @@ class AttentionMask:
             return self
         keys = self.keep[..., -1:, :]  # the last query sees the most keys
         if self.keep.stride(-2) == 0 and not on_processor(self.keep.device) and self.keep.is_inference():
-            return AttentionMask(keys, self.bias)
+            return AttentionMask(keys, self.bias, reach=self.reach)
         same_keys, triangle, complete, extents = self._structure()
         if not (same_keys or triangle):
             return self
         offset = None if same_keys else self.keep.shape[-1] - self.keep.shape[-2]
-        mask = AttentionMask(None if complete else keys, self.bias, offset)
+        mask = AttentionMask(None if complete else keys, self.bias, offset, reach=self.reach)
         mask.known_extents = extents
         return mask
 

@@ -1,0 +1,169 @@
+"""The band route: logits by distance, the same for each query, at a cost that grows with the length and not with its square.
+
+With t the logits by distance, s_j a key's salience (its sink included), m_j its mask and c_j = m_j · exp(s_j − max s) · (v_j, 1),
+
+    Σ_j c_j · exp(t(j − i)) = Σ_{−b ≤ δ ≤ a} exp(t_δ) · c_{i+δ} + exp(t_−) · P_{i−b−1} + exp(t_+) · S_{i+a+1}
+
+Near keys are a band: the weights of a block of queries are the same for all blocks, so that each head has one small matrix.
+Far keys have one weight on each side, so their part is a running sum, P from the front and S from the back. With a window there are
+no far keys, but the first tokens of a row, which are added where they lie outside the band. The last column of c gives the denominator.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ..device.matmul import product
+from ..device.processor import on_processor
+from ..device.tracing import traced
+from ..logits.masks import AttentionMask
+from ..logits.reach import Reach
+from .static import MAX_RANGE, column_factor, logit_range
+from .terms import RelativeTerm, Terms
+
+BLOCK = 64  # queries that share a matrix of weights
+CHUNK = 1 << 20  # numbers of a chunk of windows, which must fit the cache
+
+
+class Band(NamedTuple):
+    """The weights of a head's distances."""
+
+    weights: torch.Tensor
+    """exp(t − max t), (H, D + 1 or 2·D + 1)."""
+    furthest: int
+    """D."""
+    behind: int
+    """b: the band holds the keys from i − b …"""
+    ahead: int
+    """… to i + a."""
+
+    def columns(self, distance: torch.Tensor) -> torch.Tensor:
+        """The column of each distance j − i."""
+        return (distance + self.furthest).clamp(0, self.weights.shape[-1] - 1)
+
+    def of(self, distance: torch.Tensor) -> torch.Tensor:
+        """The weights of distances: (H, *distance.shape)."""
+        return self.weights[:, self.columns(distance)]
+
+    def block(self) -> torch.Tensor:
+        """The weights of a block of queries, (H, BLOCK, b + BLOCK + a), for the keys from b before it to a after it."""
+        device = self.weights.device
+        row = torch.arange(BLOCK, device=device)[:, None]
+        distance = torch.arange(self.behind + BLOCK + self.ahead, device=device) - self.behind - row
+        outside = (distance < -self.behind) | (distance > self.ahead)
+        return self.of(distance).masked_fill(outside, 0.0)
+
+
+def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """One term by distance, with any number of key biases, under a mask of keys, a triangle and a window, without dropout."""
+    if dropout or len(terms.relative) != 1 or mask.causal_offset not in (None, terms.relative[0].start):
+        return False
+    rows = terms.relative[0].rows
+    if rows.shape[0] != 1 or rows.shape[2] != 1:
+        return False
+    if terms.static or terms.low_rank or terms.tiled or terms.explicit or terms.placed or terms.weights is not None:
+        return False
+    if mask.keep is not None and mask.keep.shape[-2] != 1:
+        return False
+    if value.dtype == torch.float16 or traced():
+        return False
+    return logit_range(terms, mask) <= MAX_RANGE
+
+
+def band_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
+    """The output (B, H, Lq, d_v)."""
+    term = terms.relative[0]
+    batch, heads, key_length, width = value.shape
+    query_length = terms.query_length
+    start, causal = term.start, mask.causal_offset is not None
+    factor = column_factor(terms, mask, value)
+    if factor is None:
+        factor = value.new_ones(1, 1, key_length, 1)
+    columns = torch.cat((value * factor, factor.expand(batch, heads, -1, -1)), dim=-1)  # (B, H, Lk, d_v + 1)
+    band = _band(term.logits(heads), term, mask, key_length)
+    sums = _near(band, columns, start, query_length)
+    if mask.reach is None:
+        sums = sums + _far(band, columns, start, query_length, causal)
+    elif mask.reach.sinks:
+        sums = sums + _sinks(band, columns, start, query_length, mask.reach, causal)
+    return sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+
+
+def _band(logits: torch.Tensor, term: RelativeTerm, mask: AttentionMask, key_length: int) -> Band:
+    """The weights of the distances that queries see, from logits (H, D + 1 or 2·D + 1)."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    weights = (logits - logits.detach().amax(-1, keepdim=True)).exp()
+    furthest = term.form.max_distance
+    ahead = 0 if term.form.causal else furthest
+    behind = furthest
+    if mask.reach is not None:
+        behind = ahead = mask.reach.window - 1
+    behind = min(behind, key_length - 1)
+    ahead = 0 if mask.causal_offset is not None else min(ahead, key_length - 1)
+    return Band(weights, furthest, behind, ahead)
+
+
+def _near(band: Band, columns: torch.Tensor, start: int, query_length: int) -> torch.Tensor:
+    """Σ over the keys from i − b to i + a: (B, H, Lq, d_v + 1)."""
+    batch, heads, key_length, width = columns.shape
+    blocks = -(-query_length // BLOCK)
+    keys = band.behind + BLOCK + band.ahead  # of a block
+    first, last = start - band.behind, start + blocks * BLOCK + band.ahead  # of all blocks
+    taken = columns[:, :, max(0, first) : max(0, min(last, key_length))]
+    before = max(0, -first)
+    taken = functional.pad(taken, (0, 0, before, last - first - before - taken.shape[-2]))
+    weights = band.block().to(columns.dtype)  # (H, BLOCK, keys)
+    windows = taken.unfold(2, keys, BLOCK)  # (B, H, blocks, d_v + 1, keys)
+    if torch.is_grad_enabled() and (columns.requires_grad or weights.requires_grad) or not on_processor(columns.device):
+        sums = torch.einsum("hrk,bhtck->bhtrc", weights, windows)
+        return sums.flatten(2, 3)[:, :, :query_length]
+    sums = columns.new_empty(batch, heads, blocks, BLOCK, width)
+    together = max(1, CHUNK // (keys * width))
+    for row in range(batch):
+        for head in range(heads):
+            for block in range(0, blocks, together):
+                window = windows[row, head, block : block + together]  # (t, d_v + 1, keys)
+                flat = window.permute(2, 0, 1).reshape(keys, -1)
+                products = product(weights[head], flat)  # (BLOCK, t · (d_v + 1))
+                sums[row, head, block : block + together] = products.view(BLOCK, -1, width).transpose(0, 1)
+    return sums.flatten(2, 3)[:, :, :query_length]
+
+
+def _far(band: Band, columns: torch.Tensor, start: int, query_length: int, causal: bool) -> torch.Tensor:
+    """The sums over the keys before i − b and, without a triangle, after i + a: (B, H, Lq, d_v + 1)."""
+    columns = columns.to(torch.promote_types(columns.dtype, torch.float32))
+    behind, ahead = band.weights[:, :1, None], band.weights[:, -1:, None]  # (H, 1, 1)
+    key_length = columns.shape[-2]
+    query = torch.arange(start, start + query_length, device=columns.device)
+
+    def pick(sums: torch.Tensor, index: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+        return sums.index_select(2, index.clamp(0, key_length - 1)) * inside[:, None].to(sums.dtype)
+
+    last = query - band.behind - 1
+    total = behind * pick(columns.cumsum(2), last, last >= 0)
+    if not causal:
+        next_key = query + band.ahead + 1
+        total = total + ahead * pick(columns.flip(2).cumsum(2).flip(2), next_key, next_key < key_length)
+    return total
+
+
+def _sinks(
+    band: Band, columns: torch.Tensor, start: int, query_length: int, reach: Reach, causal: bool
+) -> torch.Tensor:
+    """The first tokens of each row, for the queries that have them outside their window: (B, H, Lq, d_v + 1)."""
+    batch, heads, key_length, width = columns.shape
+    numbers = torch.arange(reach.sinks, device=columns.device)
+    index = numbers - reach.tokens[:, :1]  # (B or 1, s): where the first tokens are
+    present = (index < key_length) & (index >= 0)
+    index = index.clamp(0, key_length - 1)
+    taken = columns.gather(2, index[:, None, :, None].expand(batch, heads, -1, width))  # (B, H, s, d_v + 1)
+    query = torch.arange(start, start + query_length, device=columns.device)
+    distance = index[:, None, :] - query[:, None]  # (B or 1, Lq, s)
+    outside = (distance < -band.behind) | (distance > band.ahead)
+    if causal:
+        outside = outside & (distance < 0)
+    weights = band.of(distance).transpose(0, 1).masked_fill(~(outside & present[:, None])[:, None], 0.0)
+    return weights.to(taken.dtype) @ taken

@@ -1,0 +1,51 @@
+"""How far a query sees: the keys near it and the first tokens of its row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .forms import Logits
+from .masks import AttentionMask
+from .positions import Positions
+from .relative import numbered_tokens
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Query i sees key j if |j − i| < `window`, or if j is one of the first `sinks` tokens of its row.
+
+    `positions` says where i and j are. `tokens` (B or 1, Lk) numbers the keys of a row from its first visible token.
+    """
+
+    window: int
+    sinks: int
+    positions: Positions
+    tokens: torch.Tensor
+
+    def visible(self) -> torch.Tensor:
+        """True where a query sees a key, (B or 1, 1, Lq, Lk)."""
+        query, key = self.positions.numbers(self.tokens.device)
+        near = (key[:, None, :] - query[:, :, None]).abs() < self.window
+        first = (self.tokens >= 0) & (self.tokens < self.sinks)
+        return (near | first[:, None, :]).unsqueeze(1)
+
+
+class Windowed(Logits):
+    """Logits of heads that see the keys less than `window` places away, and the first `sinks` tokens of a row."""
+
+    def __init__(self, logits: Logits, window: int, sinks: int, positions: Positions):
+        self.logits = logits
+        self.window = window
+        self.sinks = sinks
+        self.positions = positions
+        self.query_length = logits.query_length
+
+    def restricted(self, mask: AttentionMask, device: torch.device) -> AttentionMask:
+        """`mask`, and nothing beyond the reach of these heads."""
+        tokens = numbered_tokens(self.positions, mask, device)
+        return mask.within(Reach(self.window, self.sinks, self.positions, tokens))
+
+    def materialize(self) -> torch.Tensor:
+        raise TypeError("Windowed logits need a mask: attend takes them apart with `restricted`.")

@@ -39,6 +39,8 @@ ROUTES = {
 `tiled` serves processors. On all other devices `triton` serves what its kernels support, and `strips` serves the rest.
 In tests, `as_accelerator()` gives a processor the routes of the other devices.
 """
+FAR_ROUTES = {"band": Route(band.serves, band.band_attention), "native": ROUTES["native"]}
+"""The routes for logits by distance and for windows, whose cost grows with the length and not with its square."""
 FEW_LOGITS = 1 << 16
 """Number of logits in a row of the batch, over all heads. Up to this number, training on a processor is faster with plain
 operations on the whole batch than with tiles or with the kernel of `scaled_dot_product_attention`."""
@@ -114,13 +116,13 @@ def attend(
         simplified = mask if traced() else mask.simplified()
     mask = simplified
     terms = Terms.of(logits, mask)
-    if terms.relative or mask.reach is not None:
-        if terms.query_length > 1 and band.serves(terms, value, mask, dropout):
-            logger.debug("%s logits for values %s: route band", type(logits).__name__, tuple(value.shape))
-            return band.band_attention(terms, value, mask, dropout), None
-        if terms.query_length > 1:
-            terms.materialize_relative()
-            mask = mask.without_reach()
+    if (terms.relative or mask.reach is not None) and terms.query_length > 1:
+        for name, route in FAR_ROUTES.items():
+            if route.serves(terms, value, mask, dropout):
+                logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), name)
+                return route.attention(terms, value, mask, dropout), None
+        terms.materialize_relative()
+        mask = mask.without_reach()
     route = choose_route(terms, value, mask, dropout)
     if not traced():
         logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), route)

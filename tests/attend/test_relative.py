@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+import hf_synthesizer.attend as package
 from hf_synthesizer.attend import attend, band
 from hf_synthesizer.attend.terms import Terms
-from hf_synthesizer.logits.forms import KeyBias, Logits, Sum
+from hf_synthesizer.logits.forms import KeyBias, Logits, LowRank, Sum
 from hf_synthesizer.logits.masks import AttentionMask
 from hf_synthesizer.logits.positions import Positions
 from hf_synthesizer.logits.reach import Windowed
@@ -83,6 +84,7 @@ def case(
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 
 
+@pytest.mark.parametrize("route", ["band", "native"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 1, 3, 40, 200])
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
@@ -92,8 +94,9 @@ TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2, to
     [(150, 7, 4, True, False), (131, 70, 2, False, False), (65, 200, 0, True, False), (70, 9, 3, True, True)],
 )
 def test_logits_by_distance_equal_loops(
-    dtype, window, padding, causal, length, distance, sinks, salient, per_query
+    route, dtype, window, padding, causal, length, distance, sinks, salient, per_query, monkeypatch
 ) -> None:
+    monkeypatch.setattr(package, "FAR_ROUTES", {route: package.FAR_ROUTES[route]})
     torch.manual_seed(0)
     form, value, salience = case(length, distance, causal, sinks, dtype, per_query)
     logits: Logits = Sum([(None, form), (None, KeyBias(salience, length))]) if salient else form
@@ -143,3 +146,36 @@ def test_the_band_has_derivatives(causal: bool, window: int | None) -> None:
     assert form.sinks is not None
     assert torch.autograd.gradcheck(run, (form.rows, form.sinks, salience), fast_mode=True)
     assert math.isfinite(float(run().sum()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 5, 64, 100])
+@pytest.mark.parametrize("padding", ["none", "right", "left"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("compared", [False, True])
+@pytest.mark.parametrize("length", [75, 700])
+def test_native_gradients_equal_those_of_the_reference(dtype, window, padding, causal, compared, length) -> None:
+    torch.manual_seed(0)
+    form, value, salience = case(length, 7, causal, 3, dtype)
+    weight = torch.rand(2, requires_grad=True)
+    terms: list[tuple[torch.Tensor | None, Logits]] = [(weight, form), (None, KeyBias(salience, length))]
+    inputs = [form.rows, form.sinks, weight, salience, value]
+    if compared:
+        query, key = (torch.randn(3, 2, length, 4, dtype=dtype, requires_grad=True) for _ in range(2))
+        terms.append((None, LowRank(query, key)))
+        inputs += [query, key]
+    logits: Logits = Sum(terms)
+    if window is not None:
+        logits = Windowed(logits, window, 2, Positions(length, length))
+    keep = visible_keys(padding, len(value), length)[:, None, None, :]
+    mask = AttentionMask(keep if padding != "none" else None, causal_offset=0 if causal else None)
+    shown = (keep.squeeze(1).unsqueeze(-1) if padding != "none" else torch.ones(1)).to(dtype)
+    upstream = torch.randn_like(value) * shown
+    results = []
+    for weights in (False, True):  # only the reference returns weights
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(package, "FAR_ROUTES", {"native": package.FAR_ROUTES["native"]})
+            output, _ = attend(logits, value, mask, need_weights=weights)
+        results.append([output * shown, *torch.autograd.grad(output, inputs, upstream)])
+    for found, expected in zip(*results, strict=True):
+        assert torch.allclose(found, expected, atol=float(expected.abs().max()) * (0.12 if dtype == torch.bfloat16 else 1e-4))

@@ -48,7 +48,12 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
         return False
     if torch.is_grad_enabled() and any(t.requires_grad and t.shape[1] == 1 < value.shape[1] for t, _ in added):
         return False  # all heads share the table, so threads would have to share its gradient
-    tensors = [tensor for tensor, _ in added] + [factor for term in terms.tiled for factor in term[:2]]
+    if len(added) + len(terms.relative) > MOST_ADDED or any(len(term.rows) * term.rows.shape[2] > 1 for term in terms.relative):
+        return False
+    if mask.reach is not None and (mask.reach.positions.per_row or isinstance(mask.reach.positions.start, torch.Tensor)):
+        return False
+    tensors = [tensor for tensor, _ in added] + [term.rows for term in terms.relative]
+    tensors += [factor for term in terms.tiled for factor in term[:2]]
     compared = [factor for pair in terms.low_rank for factor in pair]
     compared += [factor for term in terms.static if term.keys is not None for factor in (term.table, term.keys)]
     if not tensors and not any(factor.shape[-1] for factor in compared):

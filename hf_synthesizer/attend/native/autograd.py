@@ -113,6 +113,8 @@ def native_gradients(
         if needed[number]:
             per_query = tensor.shape[2] > 1  # then each part of the queries writes its own rows
             rows = 1 if len(tensor) == 1 and per_query else batch
+            relative, columns = inputs.is_relative(number, tensors), tensor.shape[-1]
+            zeroed = not per_query or inputs.window > 0
             dtype = (
                 tensor.dtype if per_query and rows == batch else torch.float32
             )  # sums over the batch are in float32
@@ -121,13 +123,15 @@ def native_gradients(
                 rows,
                 heads,
                 queries if per_query else 1,
-                keys,
+                columns,
                 dtype=dtype,
-                zeros=not per_query,
+                zeros=zeroed,
             )
             strides = [0 if size == 1 else stride for size, stride in zip(sums.shape, sums.stride(), strict=True)]
-            term.gradient, term.gradient_kind = sums.data_ptr(), KINDS[dtype]
+            term.gradient, term.gradient_kind, term.gradient_zeroed = sums.data_ptr(), KINDS[dtype], zeroed
             term.gradient_part, term.gradient_batch, term.gradient_head, term.gradient_row = strides[:4]
+            if relative:
+                term.gradient, term.gradient_row = sums.data_ptr() + (queries - 1) * sums.element_size(), -1
             partial_sums.append((number, sums))
         if weight is not None and needed[number + 1]:
             sums = allocate(parts, batch, heads, zeros=True)
@@ -159,12 +163,17 @@ def plain_output(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
         logits = logits + query @ key.transpose(-1, -2)
     for _, inner, outer in inputs.outer_terms(tensors):
         logits = logits + Tiled(inner, outer, shape[-1]).materialize()
-    for _, tensor, weight in inputs.added_terms(tensors):
+    for number, tensor, weight in inputs.added_terms(tensors):
+        if inputs.is_relative(number, tensors):
+            tensor = torch.stack([tensor[:, :, 0, i : i + shape[-1]] for i in reversed(range(shape[-2]))], dim=2)
         logits = logits + (tensor if weight is None else tensor * weight[:, None, None])
     keep = inputs.keep
     if inputs.ends is not None:
         seen = (torch.arange(shape[-1], device=value.device) < inputs.ends[:, None])[:, None, None]
         keep = seen if keep is None else keep & seen
+    if inputs.window:
+        near = inputs.within_reach(shape[-1])
+        keep = near if keep is None else keep & near
     output, weights = reference.reference_attention(
         Explicit(logits), value, AttentionMask(keep, None, inputs.causal_offset)
     )

@@ -12,7 +12,8 @@ import torch
 from ...errors import AttentionInputError
 from ...logits.masks import AttentionMask
 from ..operand_checks import require_operand
-from ..terms import Terms
+from ...logits.reach import Reach
+from ..terms import RelativeTerm, Terms
 
 MOST_OUTERS, MOST_ADDED = 2, 8
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 2}
@@ -45,7 +46,7 @@ class AddedTerm(ctypes.Structure):
         ("tensor", TensorArgument),
         ("weight", ctypes.c_void_p),
         ("gradient", ctypes.c_void_p),
-        *((f"gradient_{name}", ctypes.c_int64) for name in ("kind", "part", "batch", "head", "row")),
+        *((f"gradient_{name}", ctypes.c_int64) for name in ("kind", "part", "batch", "head", "row", "zeroed")),
         ("weight_gradient", ctypes.c_void_p),
     ]
 
@@ -60,6 +61,8 @@ class KernelArguments(ctypes.Structure):
         ("added", AddedTerm * MOST_ADDED),
         ("causal_offset", ctypes.c_int64),
         ("ends", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("window", "sinks", "start")),
+        ("tokens", ctypes.c_void_p),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_int64) for name in ("threads", "parts", "together", "bfloat16_products", "shared")),
@@ -68,6 +71,7 @@ class KernelArguments(ctypes.Structure):
         ("normaliser", ctypes.c_void_p),
         ("output_gradient", TensorArgument),
         ("forward_output", TensorArgument),
+        ("normaliser_gradient", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("value_gradient", "query_gradient", "key_gradient")),
     ]
 
@@ -77,7 +81,8 @@ class KernelInputs:
     """The inputs of the kernels, except for tensors with gradients: these are separate arguments, so that autograd sees them.
 
     The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r) and key (1 or B, H, Lk, r) or None, inner and outer
-    of each outer product, then a tensor (1 or B, 1 or H, 1 or Lq, Lk) and a weight (H,) or None of each other added term.
+    of each outer product, then a tensor (1 or B, 1 or H, 1 or Lq, Lk) and a weight (H,) or None of each other added term. The
+    last `relative` of these hold logits by distance, (1, 1 or H, 1, Lq + Lk − 1): query i reads the numbers from Lq − 1 − i on.
     """
 
     query_length: int
@@ -93,6 +98,15 @@ class KernelInputs:
     """Whether all rows of the batch have the same weights, before `factor`."""
     factor: torch.Tensor | None = None
     """(1 or B, 1 or H, 1, Lk): multiplies each key's weights before they are normalised."""
+    relative: int = 0
+    """Number of terms by distance."""
+    window: int = 0
+    """A query sees the keys less than `window` places away, and the first `sinks` tokens; 0 for no limit."""
+    sinks: int = 0
+    start: int = 0
+    """Query i is at index `start` + i of the keys."""
+    tokens: torch.Tensor | None = None
+    """(B,) int64 on the host: the index of a row's first token."""
 
     @classmethod
     def of(
@@ -105,6 +119,8 @@ class KernelInputs:
             tensors += [kernel_layout(inner), kernel_layout(outer)]
         for tensor, weight in added_terms(terms):
             tensors += [kernel_layout(tensor), None if weight is None else weight.float().contiguous()]
+        for term in terms.relative:
+            tensors += [by_distance(term, value.shape[-2]), None if term.weight is None else term.weight.float().contiguous()]
         ends, keep = None, mask.keep
         if keep is not None and keep.shape[1] == keep.shape[2] == 1:
             extents = mask.extents()
@@ -120,6 +136,8 @@ class KernelInputs:
             dropout=dropout,
             seed=int(torch.randint(1 << 62, (), device=PROCESSOR)) if dropout else 0,
             bfloat16_products=bfloat16 and value.dtype == torch.bfloat16,
+            relative=len(terms.relative),
+            **({} if mask.reach is None else reach_inputs(mask.reach, len(value))),
         )
         return inputs, tensors
 
@@ -130,6 +148,18 @@ class KernelInputs:
     def added_terms(self, tensors: Sequence[Any]) -> list[tuple[int, Any, Any]]:
         """(index among the tensors, tensor, weight) of each other added term."""
         return [(n, tensors[n], tensors[n + 1]) for n in range(3 + 2 * self.outers, len(tensors), 2)]
+
+    def within_reach(self, key_length: int) -> torch.Tensor:
+        """True where the window lets a query see a key, (B or 1, 1, Lq, Lk)."""
+        key = torch.arange(key_length, device=PROCESSOR)
+        query = torch.arange(self.query_length, device=PROCESSOR)[:, None] + self.start
+        number = key - (torch.zeros(1, dtype=torch.int64) if self.tokens is None else self.tokens)[:, None]
+        first = (number >= 0) & (number < self.sinks)
+        return (((key - query).abs() < self.window) | first[:, None, :]).unsqueeze(1)
+
+    def is_relative(self, number: int, tensors: Sequence[Any]) -> bool:
+        """Whether the tensor of this number holds logits by distance."""
+        return number >= len(tensors) - 2 * self.relative
 
     def arguments(self, tensors: Sequence[torch.Tensor | None], *, training: bool = False) -> KernelArguments:
         """The structure that C++ reads. It points into the tensors, which must outlive it.
@@ -160,6 +190,10 @@ class KernelInputs:
             seed=self.seed,
             threads=torch.get_num_threads(),
             bfloat16_products=self.bfloat16_products,
+            window=self.window,
+            sinks=self.sinks,
+            start=self.start,
+            tokens=checked_pointer("first tokens of rows", self.tokens, (batch,), torch.int64),
         )
         for number, (_, inner, outer) in enumerate(self.outer_terms(tensors)):
             term = arguments.outer[number]
@@ -174,7 +208,10 @@ class KernelInputs:
         added = self.added_terms(tensors)
         arguments.addeds = len(added)
         for number, (_, tensor, weight) in enumerate(added):
-            arguments.added[number].tensor = tensor_argument("logits", tensor, logits, broadcast=3)
+            if self.is_relative(added[number][0], tensors):
+                arguments.added[number].tensor = distance_argument(tensor, logits)
+            else:
+                arguments.added[number].tensor = tensor_argument("logits", tensor, logits, broadcast=3)
             arguments.added[number].weight = checked_pointer("weights of heads", weight, (heads,))
         laid_out = keys * (2 if training else 1) * (arguments.rank + width) * batch
         shared = any(tensor.shape[2] > 1 and len(tensor) == 1 for _, tensor, _ in added)
@@ -206,6 +243,29 @@ def added_terms(terms: Terms) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     added += [(explicit, None) for explicit in terms.explicit]
     added += [(term.table.unsqueeze(0), term.weight) for term in terms.static if term.keys is None]
     return added
+
+
+def by_distance(term: RelativeTerm, key_length: int) -> torch.Tensor:
+    """The logits of all distances that occur, in order: (1, 1 or H, 1, Lq + Lk − 1), from the last query's to the first key on."""
+    queries, furthest = term.form.query_length, term.form.max_distance
+    distances = torch.arange(queries + key_length - 1, device=term.rows.device) - (queries - 1) - term.start
+    columns = (distances + furthest).clamp(0, term.rows.shape[-1] - 1)
+    return term.rows[:, :, :, columns]
+
+
+def distance_argument(tensor: torch.Tensor, logits: Sequence[int]) -> TensorArgument:
+    """Logits by distance as a tensor (1, H, Lq, Lk) whose rows overlap: each row starts one place before the row above it."""
+    _, heads, queries, keys = logits
+    argument = tensor_argument("logits by distance", tensor, (1, heads, 1, queries + keys - 1), broadcast=3)
+    argument.data += (queries - 1) * tensor.element_size()
+    argument.row = -1
+    return argument
+
+
+def reach_inputs(reach: Reach, batch: int) -> dict[str, Any]:
+    """The window, for the kernels."""
+    first = -reach.tokens[:, 0].expand(batch).contiguous()
+    return {"window": reach.window, "sinks": reach.sinks, "start": reach.positions.start, "tokens": first}
 
 
 def kernel_layout(tensor: Any) -> Any:

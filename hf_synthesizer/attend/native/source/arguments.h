@@ -21,13 +21,14 @@ struct Outer {
 };
 
 // A tensor that is added to the logits, multiplied by a weight for each head if `weight` is not null. A stride of 0 means that
-// the gradient is summed over that dimension. A gradient with its own row for each query needs no zeros: the first row of the
-// batch overwrites it, and the others add to it. Every other gradient starts as zeros.
+// the gradient is summed over that dimension. A gradient that is not `gradient_zeroed` has its own row for each query: the first
+// row of the batch overwrites it, and the others add to it. Every other gradient starts as zeros. Logits by distance have a row
+// stride of −1: query i reads the same numbers as query i − 1, one place earlier.
 struct Added {
   Tensor tensor;
   const float* weight;                                          // (H,) or null
   void* gradient;                                               // or null; bfloat16 only if one row of the batch writes it
-  int64_t gradient_kind, gradient_part, gradient_batch, gradient_head, gradient_row;
+  int64_t gradient_kind, gradient_part, gradient_batch, gradient_head, gradient_row, gradient_zeroed;
   float* weight_gradient;                                       // (parts, B, H), or null
 };
 
@@ -41,6 +42,8 @@ struct KernelArguments {
   Added added[MOST_ADDED];
   int64_t causal_offset;                                        // at least `keys` without a causal mask
   const int64_t* ends;                                          // (B,): index of the last visible key + 1, or null
+  int64_t window, sinks, start;                                 // window 0: no limit. Query i is at index `start` + i of the keys
+  const int64_t* tokens;                                        // (B,): index of a row's first token, or null for 0
   double dropout;
   uint64_t seed;
   int64_t threads, parts, together, bfloat16_products;          // `together`: rows of the batch in one item of work
@@ -49,6 +52,7 @@ struct KernelArguments {
   void* output;                                                 // (B, Lq, H, width), in the values' kind
   float* normaliser;                                            // (B, H, Lq): log Σ exp of a row's logits, or null
   Tensor output_gradient, forward_output;                       // inputs of the backward
+  const float* normaliser_gradient;                             // (B, H, Lq), or null
   float *value_gradient, *query_gradient, *key_gradient;        // (parts, B, Lk, H, w), (B, Lq, H, r), (parts, B, Lk, H, r)
 };
 

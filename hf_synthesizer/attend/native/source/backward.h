@@ -103,24 +103,28 @@ class Backward {
     const int64_t all_keys = keys_of(arguments_, batch);
     const int64_t end = std::min(all_keys, first_query + rows + arguments_.causal_offset);
     read_queries(item, batch, first_query, rows, all_rows);
-    for (int64_t first = 0; first < end; first += KEYS) {
-      const int64_t here = std::min(KEYS, all_keys - first), ld = round_up(here, STEP);
-      const int64_t count = std::min(here, end - first), size = round_up(count, STEP);
-      if (rank)
-        multiply(all_rows, size, deep_rank_, query_, deep_rank_, keys_across_ + first * deep_rank_, ld, weights_, KEYS, false);
-      multiply(all_rows, size, deep_width_, gradient_, deep_width_, values_across_ + first * deep_width_, ld, logits_, KEYS,
-               false);
-      for (int64_t row = 0; row < rows; ++row) {
-        fetch_ahead(arguments_, batch, item.head, first_query, row, rows, first, end);
-        row_of_gradients(item, batch, first_query, row, first, count, size);
+    for (const Span& span : Spans(arguments_, batch, first_query, rows, end))
+      for (int64_t first = span.first, count; first < span.last; first += count) {
+        const int64_t tile = first / KEYS * KEYS, ld = round_up(std::min(KEYS, all_keys - tile), STEP);
+        count = std::min(tile + KEYS, span.last) - first;
+        const int64_t size = round_up(count, STEP), inside = first - tile, across = inside * EVEN<Number>;
+        if (rank)
+          multiply(all_rows, size, deep_rank_, query_, deep_rank_, keys_across_ + tile * deep_rank_ + across, ld, weights_, KEYS,
+                   false);
+        multiply(all_rows, size, deep_width_, gradient_, deep_width_, values_across_ + tile * deep_width_ + across, ld, logits_,
+                 KEYS, false);
+        for (int64_t row = 0; row < rows; ++row) {
+          fetch_ahead(arguments_, batch, item.head, first_query, row, rows, first, span.last);
+          row_of_gradients(item, batch, first_query, row, first, count, size);
+        }
+        lay_pairs(rows, all_rows, size);
+        multiply(width, size, all_rows, gradient_across_, QUERIES, weight_pairs_, KEYS, value_sums_ + tile * width + inside, ld,
+                 true);
+        if (rank_) {
+          multiply(rank, size, all_rows, query_across_, QUERIES, gradient_pairs_, KEYS, key_sums_ + tile * rank + inside, ld, true);
+          multiply(all_rows, rank, size, gradient_rows_, KEYS, keys_ + first * rank, rank, query_sums_, rank, true);
+        }
       }
-      lay_pairs(rows, all_rows, size);
-      multiply(width, size, all_rows, gradient_across_, QUERIES, weight_pairs_, KEYS, value_sums_ + first * width, ld, true);
-      if (rank_) {
-        multiply(rank, size, all_rows, query_across_, QUERIES, gradient_pairs_, KEYS, key_sums_ + first * rank, ld, true);
-        multiply(all_rows, rank, size, gradient_rows_, KEYS, keys_ + first * rank, rank, query_sums_, rank, true);
-      }
-    }
     for (int64_t row = 0; row < rows; ++row) {
       if (rank_) {
         const int64_t place = (batch * arguments_.queries + first_query + row) * arguments_.heads + item.head;
@@ -149,6 +153,8 @@ class Backward {
     for (int64_t row = 0; row < rows; ++row) {
       of_kind(arguments_.forward_output, batch, item.head, first_query + row, [&](auto* from) { copy_row(output_row_, from, width, width); });
       expected_[row] = dot(spare_ + row * width, output_row_, width);
+      if (arguments_.normaliser_gradient)
+        expected_[row] -= arguments_.normaliser_gradient[number_of_row(arguments_, batch, item.head, first_query + row)];
     }
     for (int64_t n = 0; n < arguments_.outers; ++n) {
       std::memset(inner_[n], 0, rows * wide(arguments_.outer[n].a) * 4);

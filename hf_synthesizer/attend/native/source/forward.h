@@ -107,17 +107,19 @@ class Forward {
       total_[row] = 0.0f;
     }
     if (arguments_.factor.data) std::memset(totals_, 0, arguments_.together * QUERIES * 4);
-    for (int64_t first = 0; first < end; first += KEYS) {
-      const int64_t here = std::min(KEYS, all_keys - first), ld = round_up(here, STEP);
-      const int64_t count = std::min(here, end - first), size = round_up(count, STEP);
-      if (arguments_.rank)
-        multiply(all_rows, size, rank_, query_, rank_, keys_ + (place + first) * rank_, ld, logits_, KEYS, false);
-      for (int64_t row = 0; row < rows; ++row) {
-        fetch_ahead(arguments_, batch, item.head, first_query, row, rows, first, end);
-        weigh(item, batch, first_query, row, first, count, size);
+    for (const Span& span : Spans(arguments_, batch, first_query, rows, end))
+      for (int64_t first = span.first, count; first < span.last; first += count) {
+        const int64_t tile = first / KEYS * KEYS, ld = round_up(std::min(KEYS, all_keys - tile), STEP);
+        count = std::min(tile + KEYS, span.last) - first;
+        const int64_t size = round_up(count, STEP);
+        const Number* keys = keys_ + (place + tile) * rank_ + (first - tile) * EVEN<Number>;
+        if (arguments_.rank) multiply(all_rows, size, rank_, query_, rank_, keys, ld, logits_, KEYS, false);
+        for (int64_t row = 0; row < rows; ++row) {
+          fetch_ahead(arguments_, batch, item.head, first_query, row, rows, first, span.last);
+          weigh(item, batch, first_query, row, first, count, size);
+        }
+        multiply(all_rows, width, size, weights_, KEYS, values_ + (place + first) * width, width, summed_, width, true);
       }
-      multiply(all_rows, width, size, weights_, KEYS, values_ + (place + first) * width, width, summed_, width, true);
-    }
     for (int64_t row = 0; row < rows; ++row)
       if (arguments_.shared)
         for (int64_t each = item.first_batch; each < item.last_batch; ++each)

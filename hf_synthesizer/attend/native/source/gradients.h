@@ -17,7 +17,7 @@ inline void ask_for_large_pages(const KernelArguments& arguments) {
 #ifdef MADV_HUGEPAGE
   for (int64_t n = 0; n < arguments.addeds; ++n) {
     const Added& term = arguments.added[n];
-    if (!term.gradient || !term.gradient_row || term.gradient_batch || arguments.batch == 1) continue;
+    if (!term.gradient || term.gradient_zeroed || term.gradient_batch || arguments.batch == 1) continue;
     const int64_t bytes = arguments.heads * arguments.queries * arguments.keys * 4;
     const uintptr_t start = ((uintptr_t)term.gradient + 4095) / 4096 * 4096;
     if (bytes >= LARGE) madvise((void*)start, ((uintptr_t)term.gradient + bytes - start) / 4096 * 4096, MADV_HUGEPAGE);
@@ -51,7 +51,7 @@ template <class Act>
 inline void of_gradient(const Added& term, const Item& item, int64_t batch, int64_t query, Act act) {
   const int64_t place = item.part * term.gradient_part + batch * term.gradient_batch + item.head * term.gradient_head +
                         query * term.gradient_row;
-  const bool fresh = term.gradient_row && (term.gradient_batch || batch == item.first_batch);
+  const bool fresh = !term.gradient_zeroed && (term.gradient_batch || batch == item.first_batch);
   if (term.gradient_kind == FLOAT32)
     act((float*)term.gradient + place, fresh);
   else

@@ -76,6 +76,73 @@ inline void hide(float* row, const uint8_t* keep, int64_t count) {
   for (; column < count; ++column) row[column] = keep[column] ? row[column] : HIDDEN;
 }
 
+// Keys first … last − 1.
+struct Span {
+  int64_t first, last;
+};
+
+// The keys less than `window` places away from the queries first_query … first_query + rows − 1.
+inline Span near_keys(const KernelArguments& arguments, int64_t first_query, int64_t rows) {
+  const int64_t index = first_query + arguments.start;
+  return {index - arguments.window + 1, index + rows - 1 + arguments.window};
+}
+
+// The first tokens of a row, which all its queries see.
+inline Span sink_keys(const KernelArguments& arguments, int64_t batch) {
+  const int64_t first = arguments.tokens ? arguments.tokens[batch] : 0;
+  return {first, first + arguments.sinks};
+}
+
+// The keys before `end` that some of the queries first_query … first_query + rows − 1 see: at most two spans, in order. They start at
+// multiples of STEP.
+struct Spans {
+  Span spans[2];
+  int64_t count = 0;
+
+  Spans(const KernelArguments& arguments, int64_t batch, int64_t first_query, int64_t rows, int64_t end) {
+    if (!arguments.window) {
+      add({0, end}, end);
+      return;
+    }
+    add(sink_keys(arguments, batch), end);
+    add(near_keys(arguments, first_query, rows), end);
+  }
+
+  const Span* begin() const { return spans; }
+  const Span* end() const { return spans + count; }
+
+ private:
+  void add(Span span, int64_t end) {
+    span.first = std::max<int64_t>(0, span.first) / STEP * STEP;
+    span.last = std::min(span.last, end);
+    if (span.last <= span.first) return;
+    if (count && span.first <= spans[count - 1].last) {
+      spans[count - 1] = {std::min(span.first, spans[count - 1].first), std::max(span.last, spans[count - 1].last)};
+      return;
+    }
+    spans[count++] = span;
+  }
+};
+
+// Whether a query sees a key, as far as the window says.
+inline bool within_reach(const KernelArguments& arguments, int64_t batch, int64_t query, int64_t key) {
+  if (!arguments.window) return true;
+  const Span near = near_keys(arguments, query, 1), sinks = sink_keys(arguments, batch);
+  return (key >= near.first && key < near.last) || (key >= sinks.first && key < sinks.last);
+}
+
+// Hides the keys from first … first + count that are outside the query's window, but for the sinks.
+inline void hide_far(const KernelArguments& arguments, float* row, int64_t batch, int64_t query, int64_t first, int64_t count) {
+  const Span near = near_keys(arguments, query, 1), sinks = sink_keys(arguments, batch);
+  auto hide_until = [&](int64_t from, int64_t to) {
+    for (int64_t key = std::max(from, first); key < std::min(to, first + count); ++key) row[key - first] = HIDDEN;
+  };
+  for (Span far : {Span{first, near.first}, Span{near.last, first + count}}) {
+    hide_until(far.first, std::min(far.last, sinks.first));
+    hide_until(std::max(far.first, sinks.last), far.last);
+  }
+}
+
 // The logits of a query for the keys from `first` on. The query sees the first `seen` of them; the others, up to `size`, are
 // HIDDEN. `row` holds the low-rank terms, if there are any. Returns a pointer to the logits, which need not be `row`.
 inline const float* logits_of(const KernelArguments& arguments, RowSpace& space, float* row, int64_t batch, int64_t head,
@@ -83,7 +150,7 @@ inline const float* logits_of(const KernelArguments& arguments, RowSpace& space,
   bool fresh = arguments.rank == 0;
   const Added& only_term = arguments.added[0];
   if (fresh && arguments.addeds == 1 && !arguments.outers && !only_term.weight && only_term.tensor.kind == FLOAT32 && !arguments.keep.data &&
-      seen == size)
+      !arguments.window && seen == size)
     return at<float>(only_term.tensor, batch, head, query) + first;  // the only term: no copy needed
   for (int64_t n = 0; n < arguments.outers && seen > 0; ++n) {
     float* products = outer_product(space.products, space.inner[n], space.outer[n], arguments.outer[n].a, first, seen);
@@ -100,6 +167,7 @@ inline const float* logits_of(const KernelArguments& arguments, RowSpace& space,
     fresh = false;
   }
   if (arguments.keep.data) hide(row, at<uint8_t>(arguments.keep, batch, head, query) + first, seen);
+  if (arguments.window) hide_far(arguments, row, batch, query, first, seen);
   for (int64_t column = seen; column < size; ++column) row[column] = HIDDEN;
   return row;
 }
@@ -134,7 +202,9 @@ inline bool has_nan(const float* row, int64_t count) {
 inline void clear_hidden(const KernelArguments& arguments, float* row, int64_t batch, int64_t head, int64_t query, int64_t first,
                          int64_t seen, int64_t size) {
   for (int64_t column = 0; column < size; ++column)
-    if (column >= seen || (arguments.keep.data && !at<uint8_t>(arguments.keep, batch, head, query)[first + column])) row[column] = 0.0f;
+    if (column >= seen || (arguments.keep.data && !at<uint8_t>(arguments.keep, batch, head, query)[first + column]) ||
+        !within_reach(arguments, batch, query, first + column))
+      row[column] = 0.0f;
 }
 
 // How many of the keys first … first + count a query sees.

@@ -250,7 +250,7 @@ def by_distance(term: RelativeTerm, key_length: int) -> torch.Tensor:
     queries, furthest = term.form.query_length, term.form.max_distance
     distances = torch.arange(queries + key_length - 1, device=term.rows.device) - (queries - 1) - term.start
     columns = (distances + furthest).clamp(0, term.rows.shape[-1] - 1)
-    return term.rows[:, :, :, columns]
+    return term.rows.float()[:, :, :, columns]  # its gradient sums over many queries
 
 
 def distance_argument(tensor: torch.Tensor, logits: Sequence[int]) -> TensorArgument:

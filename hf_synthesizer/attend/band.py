@@ -21,6 +21,7 @@ from ..device.processor import on_processor
 from ..device.tracing import traced
 from ..logits.masks import AttentionMask
 from ..logits.reach import Reach
+from . import native
 from .static import MAX_RANGE, column_factor, logit_range
 from .terms import RelativeTerm, Terms
 
@@ -68,7 +69,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if mask.keep is not None and mask.keep.shape[-2] != 1:
         return False
-    if value.dtype == torch.float16 or traced():
+    if value.dtype == torch.float16 or traced() or (mask.reach is not None and native.serves(terms, value, mask, dropout)):
         return False
     return logit_range(terms, mask) <= MAX_RANGE
 
@@ -76,9 +77,12 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 def band_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v)."""
     term = terms.relative[0]
-    batch, heads, key_length, width = value.shape
-    query_length = terms.query_length
+    if mask.reach is None and term.start == 0 and native.serves(terms, value, mask, dropout):
+        return _near_by_kernels_far_by_sums(terms, value, mask)
+    dtype, (batch, heads, key_length, _), query_length = value.dtype, value.shape, terms.query_length
     start, causal = term.start, mask.causal_offset is not None
+    if torch.is_grad_enabled():
+        value = value.to(torch.promote_types(value.dtype, torch.float32))  # gradients are sums over many queries
     factor = column_factor(terms, mask, value)
     if factor is None:
         factor = value.new_ones(1, 1, key_length, 1)
@@ -89,7 +93,67 @@ def band_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropo
         sums = sums + _far(band, columns, start, query_length, causal)
     elif mask.reach.sinks:
         sums = sums + _sinks(band, columns, start, query_length, mask.reach, causal)
-    return sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+    return (sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)).to(dtype)
+
+
+def _near_by_kernels_far_by_sums(terms: Terms, value: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+    """Without a window: the kernels compute the key blocks near a block of queries, running sums over blocks the others.
+
+    The two parts are averages of values, a over near keys and f over far ones. With the logarithms n and l of their sums of exp,
+    the output is σ · a + (1 − σ) · f for σ = sigmoid(n − l).
+    """
+    term = terms.relative[0]
+    heads, key_length = value.shape[1:3]
+    device, query_length = value.device, terms.query_length
+    near, near_log = native.near_attention(terms, value, mask, term.form.max_distance + 1)
+    query_block = torch.arange(-(-query_length // BLOCK), device=device)
+    first, last = native.near_blocks(query_block, term.form.max_distance + 1)
+    blocks = -(-key_length // BLOCK)
+    first, last = first.clamp(min=0), last.clamp(max=blocks)
+    sums, largest = _block_sums(terms, value, mask, blocks)  # (B, H, blocks, d_v + 1)
+    logits = term.logits(heads).float()  # (H, columns)
+    most = logits[:, [0, -1]].detach().amax(-1)[:, None, None]  # (H, 1, 1)
+    # Sums over the blocks 0 … k − 1 are at place k.
+    total = functional.pad(sums.cumsum(2), (0, 0, 1, 0))[:, :, first] * (logits[:, :1, None] - most).exp()
+    if mask.causal_offset is None:
+        behind = functional.pad(sums.flip(2).cumsum(2).flip(2), (0, 0, 0, 1))  # over the blocks from k on
+        total = total + behind[:, :, last] * (logits[:, -1:, None] - most).exp()
+    tiny = torch.finfo(total.dtype).tiny
+    weight = total[..., -1:]
+    far = total[..., :-1] / weight.clamp(min=tiny)
+    far_log = largest + most + weight.clamp(min=tiny).log()  # (B, H, query blocks, 1)
+    row_block = torch.arange(query_length, device=device) // BLOCK
+    share = torch.sigmoid(near_log.unsqueeze(-1) - far_log[:, :, row_block])  # (B, H, Lq, 1)
+    share = share.masked_fill(weight[:, :, row_block] == 0, 1.0)
+    if mask.keep is not None:
+        seen = functional.pad(mask.keep[:, :, 0].any(1).cumsum(-1), (1, 0))  # (B or 1, Lk + 1)
+        row = torch.arange(query_length, device=device)
+        end = row + 1 if mask.causal_offset is not None else (last[row_block] * BLOCK).clamp(max=key_length)
+        none = seen[:, end] == seen[:, first[row_block] * BLOCK]
+        share = share.masked_fill(none[:, None, :, None], 0.0)
+    return (share * near + (1 - share) * far[:, :, row_block].to(near.dtype)).to(value.dtype)
+
+
+def _block_sums(
+    terms: Terms, value: torch.Tensor, mask: AttentionMask, blocks: int
+) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """Σ exp(s_j − max s) · (v_j, 1) over the visible keys of each block, (B, H, blocks, d_v + 1), and max s, (B or 1, H or 1, 1, 1)."""
+    batch, heads, key_length, width = value.shape
+    value = value.float()
+    largest: torch.Tensor | float = 0.0
+    factor = value.new_ones(1, 1, key_length) if mask.keep is None else mask.keep[:, :, 0].to(value.dtype)
+    if terms.key_bias is not None:
+        bias = terms.key_bias[:, :, 0].float()
+        if mask.keep is not None:
+            bias = bias.masked_fill(~mask.keep[:, :, 0], torch.finfo(bias.dtype).min)
+        largest = bias.detach().amax(-1, keepdim=True)
+        factor = factor * (bias - largest).exp()  # (B or 1, H or 1, Lk)
+        largest = largest.unsqueeze(-1)
+    more = blocks * BLOCK - key_length
+    factor = functional.pad(factor, (0, more)).unflatten(-1, (blocks, BLOCK)).expand(batch, heads, -1, -1)
+    value = functional.pad(value, (0, 0, 0, more)).unflatten(2, (blocks, BLOCK))
+    sums = (factor.unsqueeze(-2) @ value).squeeze(-2)
+    return torch.cat((sums, factor.sum(-1, keepdim=True)), dim=-1), largest
 
 
 def _band(logits: torch.Tensor, term: RelativeTerm, mask: AttentionMask, key_length: int) -> Band:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hf_synthesizer.attend as package
-from hf_synthesizer.attend import attend, band
+from hf_synthesizer.attend import attend, band, native
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.logits.forms import KeyBias, Logits, LowRank, Sum
 from hf_synthesizer.logits.masks import AttentionMask
@@ -84,7 +84,7 @@ def case(
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 
 
-@pytest.mark.parametrize("route", ["band", "native"])
+@pytest.mark.parametrize("route", ["band", "plain band", "native"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 1, 3, 40, 200])
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
@@ -96,7 +96,9 @@ TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2, to
 def test_logits_by_distance_equal_loops(
     route, dtype, window, padding, causal, length, distance, sinks, salient, per_query, monkeypatch
 ) -> None:
-    monkeypatch.setattr(package, "FAR_ROUTES", {route: package.FAR_ROUTES[route]})
+    monkeypatch.setattr(package, "FAR_ROUTES", {route.split()[-1]: package.FAR_ROUTES[route.split()[-1]]})
+    if route == "plain band":
+        monkeypatch.setattr(native, "serves", lambda *_: False)
     torch.manual_seed(0)
     form, value, salience = case(length, distance, causal, sinks, dtype, per_query)
     logits: Logits = Sum([(None, form), (None, KeyBias(salience, length))]) if salient else form
@@ -152,9 +154,9 @@ def test_the_band_has_derivatives(causal: bool, window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 1, 5, 64, 100])
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("compared", [False, True])
+@pytest.mark.parametrize("route, compared", [("native", False), ("native", True), ("band", False)])
 @pytest.mark.parametrize("length", [75, 700])
-def test_native_gradients_equal_those_of_the_reference(dtype, window, padding, causal, compared, length) -> None:
+def test_gradients_equal_those_of_the_reference(dtype, window, padding, causal, route, compared, length) -> None:
     torch.manual_seed(0)
     form, value, salience = case(length, 7, causal, 3, dtype)
     assert form.sinks is not None
@@ -179,7 +181,7 @@ def test_native_gradients_equal_those_of_the_reference(dtype, window, padding, c
         return [output * shown, *torch.autograd.grad(output, inputs, upstream.to(computed))]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(package, "FAR_ROUTES", {"native": package.FAR_ROUTES["native"]})
+        patch.setattr(package, "FAR_ROUTES", {route: package.FAR_ROUTES[route]})
         by_kernels = output_and_gradients(dtype, need_weights=False)
     by_reference = output_and_gradients(torch.float32, need_weights=True)
     tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-4

@@ -14,10 +14,13 @@ from ...device.tracing import traced
 from ...logits.masks import AttentionMask
 from ..operand_checks import is_plain
 from ..terms import Terms
+from .blocks import near_blocks
 from .build import library, unavailable_reason, without_kernels
 
 __all__ = [
     "native_attention",
+    "near_attention",
+    "near_blocks",
     "serves",
     "serves_shared_weights",
     "shared_weights_attention",
@@ -46,9 +49,11 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
     added = added_terms(terms)
     if len(added) > MOST_ADDED:
         return False
-    if torch.is_grad_enabled() and any(t.requires_grad and t.shape[1] == 1 < value.shape[1] for t, _ in added):
+    if torch.is_grad_enabled() and any(
+        t.requires_grad and t.shape[1] == 1 < value.shape[1] for t in [*(t for t, _ in added), *(term.rows for term in terms.relative)]
+    ):
         return False  # all heads share the table, so threads would have to share its gradient
-    if len(added) + len(terms.relative) > MOST_ADDED or any(len(term.rows) * term.rows.shape[2] > 1 for term in terms.relative):
+    if len(added) + len(terms.relative) > MOST_ADDED:
         return False
     if mask.reach is not None and (mask.reach.positions.per_row or isinstance(mask.reach.positions.start, torch.Tensor)):
         return False
@@ -74,6 +79,25 @@ def native_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dro
     with torch.autocast("cpu", enabled=False):
         inputs, tensors = KernelInputs.of(terms, value, mask, dropout, kernels.bfloat16)
         return attention_by_kernels(inputs, tensors)
+
+
+def near_attention(
+    terms: Terms, value: torch.Tensor, mask: AttentionMask, window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The part of the keys in the blocks that a block of queries sees through a window (`near_blocks`).
+
+    Returns the output (B, H, Lq, d_v) over these keys, and log Σ exp of their logits, (B, H, Lq).
+    """
+    from dataclasses import replace
+
+    from .autograd import attention_and_normalisers
+    from .operands import KernelInputs
+
+    kernels = library()
+    assert kernels is not None  # `serves` has checked this
+    with torch.autocast("cpu", enabled=False):
+        inputs, tensors = KernelInputs.of(terms, value, mask, 0.0, kernels.bfloat16)
+        return attention_and_normalisers(replace(inputs, window=window, by_tiles=True), tensors)
 
 
 def serves_shared_weights(terms: Terms, value: torch.Tensor) -> bool:

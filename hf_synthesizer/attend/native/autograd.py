@@ -21,8 +21,19 @@ Tensors = Sequence[torch.Tensor | None]
 def attention_by_kernels(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
     """The output (B, H, Lq, d_v), laid out as (B, Lq, H, d_v), which the output projection reads."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        return NativeAttention.apply(inputs, *tensors).transpose(1, 2)
+        return NativeAttention.apply(inputs, *tensors)[0].transpose(1, 2)
     return native_output(inputs, tensors)[0].transpose(1, 2)
+
+
+def attention_and_normalisers(inputs: KernelInputs, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attention_by_kernels`, and log Σ exp of each row's logits, (B, H, Lq): 0 where a row sees no key."""
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        output, normaliser = NativeAttention.apply(inputs, *tensors)
+    else:
+        value = cast(torch.Tensor, tensors[0])
+        normaliser = allocate(len(value), value.shape[1], inputs.query_length)
+        output, _ = native_output(inputs, tensors, normaliser)
+    return output.transpose(1, 2), normaliser
 
 
 def call_library(function: str, arguments: KernelArguments, *more: Any) -> None:
@@ -53,24 +64,34 @@ class NativeAttention(torch.autograd.Function):
     """`native_output`, with a backward that recomputes all logits from one number a row."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: KernelInputs, *tensors: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, inputs: KernelInputs, *tensors: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         value = cast(torch.Tensor, tensors[0])
         normaliser = allocate(len(value), value.shape[1], inputs.query_length)
         output, _ = native_output(inputs, tensors, normaliser)
         ctx.inputs = inputs
         ctx.save_for_backward(output, normaliser, *tensors)
-        return output
+        ctx.set_materialize_grads(False)
+        return output, normaliser
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor | None, normaliser_gradient: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
         # Hooks on saved tensors may change the layout.
         output, normaliser, *tensors = map(kernel_layout, ctx.saved_tensors)
         inputs, needed = ctx.inputs, ctx.needs_input_grad[1:]
+        if gradient is None:
+            gradient = torch.zeros_like(output)
         if torch.is_grad_enabled():  # create_graph=True
+            if normaliser_gradient is None:
+                normaliser_gradient = torch.zeros_like(normaliser)
+            both = torch.cat((gradient.flatten(), normaliser_gradient.to(gradient.dtype).flatten()))
             return None, *differentiable_gradients(
-                lambda tensors: plain_output(inputs, tensors), tensors, needed, gradient
+                lambda tensors: plain_results(inputs, tensors), tensors, needed, both
             )
-        return None, *native_gradients(inputs, tensors, needed, gradient, output, normaliser)
+        return None, *native_gradients(inputs, tensors, needed, gradient, output, normaliser, normaliser_gradient)
 
 
 def native_gradients(
@@ -80,6 +101,7 @@ def native_gradients(
     gradient: torch.Tensor,
     output: torch.Tensor,
     normaliser: torch.Tensor,
+    normaliser_gradient: torch.Tensor | None = None,
 ) -> list[torch.Tensor | None]:
     """The gradient of each needed tensor, given the gradient of the output (B, Lq, H, d_v)."""
     value, query = cast(torch.Tensor, tensors[0]), tensors[1]
@@ -94,6 +116,9 @@ def native_gradients(
         tensor_argument("an output", output, output_shape),
     )
     arguments.normaliser = checked_pointer("sums of rows", normaliser, output_shape[:-1])
+    if normaliser_gradient is not None:
+        normaliser_gradient = normaliser_gradient.float().contiguous()
+        arguments.normaliser_gradient = checked_pointer("gradients of sums", normaliser_gradient, output_shape[:-1])
     value_grad = allocate(parts, batch, keys, heads, width)
     arguments.value_gradient = value_grad.data_ptr()
     grads: list[torch.Tensor | None] = [None] * len(tensors)
@@ -114,9 +139,9 @@ def native_gradients(
             per_query = tensor.shape[2] > 1  # then each part of the queries writes its own rows
             rows = 1 if len(tensor) == 1 and per_query else batch
             relative, columns = inputs.is_relative(number, tensors), tensor.shape[-1]
-            zeroed = not per_query or inputs.window > 0
+            zeroed = not per_query or relative or inputs.window > 0
             dtype = (
-                tensor.dtype if per_query and rows == batch else torch.float32
+                tensor.dtype if per_query and rows == batch and not relative else torch.float32
             )  # sums over the batch are in float32
             sums = allocate(
                 1 if per_query else parts,
@@ -130,8 +155,6 @@ def native_gradients(
             strides = [0 if size == 1 else stride for size, stride in zip(sums.shape, sums.stride(), strict=True)]
             term.gradient, term.gradient_kind, term.gradient_zeroed = sums.data_ptr(), KINDS[dtype], zeroed
             term.gradient_part, term.gradient_batch, term.gradient_head, term.gradient_row = strides[:4]
-            if relative:
-                term.gradient, term.gradient_row = sums.data_ptr() + (queries - 1) * sums.element_size(), -1
             partial_sums.append((number, sums))
         if weight is not None and needed[number + 1]:
             sums = allocate(parts, batch, heads, zeros=True)
@@ -153,8 +176,11 @@ def sum_of_parts(parts: torch.Tensor) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
-def plain_output(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
-    """The kernels' output, with the same dropout, in operations that autograd can differentiate again: (B, Lq, H, d_v)."""
+def plain_results(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
+    """The kernels' output (B, Lq, H, d_v) and normalisers (B, H, Lq) as one vector, with the same dropout.
+
+    The operations are PyTorch's, so that autograd can differentiate them again.
+    """
     value, query, key = tensors[:3]
     assert value is not None
     shape = (*value.shape[:2], inputs.query_length, value.shape[2])
@@ -165,7 +191,7 @@ def plain_output(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
         logits = logits + Tiled(inner, outer, shape[-1]).materialize()
     for number, tensor, weight in inputs.added_terms(tensors):
         if inputs.is_relative(number, tensors):
-            tensor = torch.stack([tensor[:, :, 0, i : i + shape[-1]] for i in reversed(range(shape[-2]))], dim=2)
+            tensor = inputs.for_each_key(number, tensors, shape[-1])
         logits = logits + (tensor if weight is None else tensor * weight[:, None, None])
     keep = inputs.keep
     if inputs.ends is not None:
@@ -174,12 +200,17 @@ def plain_output(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
     if inputs.window:
         near = inputs.within_reach(shape[-1])
         keep = near if keep is None else keep & near
-    output, weights = reference.reference_attention(
-        Explicit(logits), value, AttentionMask(keep, None, inputs.causal_offset)
-    )
+    mask = AttentionMask(keep, None, inputs.causal_offset)
+    output, weights = reference.reference_attention(Explicit(logits), value, mask)
     if inputs.dropout:
         output = (weights * dropout_factors(inputs, tensors).to(weights.dtype)) @ value
-    return output.transpose(1, 2)
+    visible = mask.visible(*shape[2:], value.device)
+    if visible is not None:
+        logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
+    normaliser = logits.logsumexp(-1)
+    if visible is not None:
+        normaliser = torch.where(visible.any(-1), normaliser, 0.0)
+    return torch.cat((output.transpose(1, 2).flatten(), normaliser.to(output.dtype).flatten()))
 
 
 def dropout_factors(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:

@@ -13,13 +13,13 @@ from ...errors import AttentionInputError
 from ...logits.masks import AttentionMask
 from ..operand_checks import require_operand
 from ...logits.reach import Reach
-from ..terms import RelativeTerm, Terms
+from ..terms import Terms
+from .blocks import QUERIES, near_blocks
 
 MOST_OUTERS, MOST_ADDED = 2, 8
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 2}
 PROCESSOR = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
-QUERIES = 64  # of a tile in the kernels
 COLUMNS = 512  # of values, over rows of the batch that share their weights
 TOGETHER = 1 << 23  # most numbers that a thread copies so that all rows of the batch share one read of a table
 
@@ -44,6 +44,8 @@ class OuterProduct(ctypes.Structure):
 class AddedTerm(ctypes.Structure):
     _fields_ = [
         ("tensor", TensorArgument),
+        ("columns", ctypes.c_int64),
+        ("zero", ctypes.c_int64),
         ("weight", ctypes.c_void_p),
         ("gradient", ctypes.c_void_p),
         *((f"gradient_{name}", ctypes.c_int64) for name in ("kind", "part", "batch", "head", "row", "zeroed")),
@@ -61,7 +63,7 @@ class KernelArguments(ctypes.Structure):
         ("added", AddedTerm * MOST_ADDED),
         ("causal_offset", ctypes.c_int64),
         ("ends", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("window", "sinks", "start")),
+        *((name, ctypes.c_int64) for name in ("window", "sinks", "start", "by_tiles")),
         ("tokens", ctypes.c_void_p),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
@@ -82,7 +84,7 @@ class KernelInputs:
 
     The tensors' order: value (B, H, Lk, d_v), query (B, H, Lq, r) and key (1 or B, H, Lk, r) or None, inner and outer
     of each outer product, then a tensor (1 or B, 1 or H, 1 or Lq, Lk) and a weight (H,) or None of each other added term. The
-    last `relative` of these hold logits by distance, (1, 1 or H, 1, Lq + Lk − 1): query i reads the numbers from Lq − 1 − i on.
+    last of these are logits by distance, (1 or B, 1 or H, 1 or Lq, columns).
     """
 
     query_length: int
@@ -98,13 +100,15 @@ class KernelInputs:
     """Whether all rows of the batch have the same weights, before `factor`."""
     factor: torch.Tensor | None = None
     """(1 or B, 1 or H, 1, Lk): multiplies each key's weights before they are normalised."""
-    relative: int = 0
-    """Number of terms by distance."""
+    zero_columns: tuple[int, ...] = ()
+    """Of each term by distance, the column of distance 0."""
     window: int = 0
     """A query sees the keys less than `window` places away, and the first `sinks` tokens; 0 for no limit."""
     sinks: int = 0
     start: int = 0
     """Query i is at index `start` + i of the keys."""
+    by_tiles: bool = False
+    """Whether all queries of a tile see what one of them sees: the key blocks from `near_blocks` on."""
     tokens: torch.Tensor | None = None
     """(B,) int64 on the host: the index of a row's first token."""
 
@@ -120,7 +124,7 @@ class KernelInputs:
         for tensor, weight in added_terms(terms):
             tensors += [kernel_layout(tensor), None if weight is None else weight.float().contiguous()]
         for term in terms.relative:
-            tensors += [by_distance(term, value.shape[-2]), None if term.weight is None else term.weight.float().contiguous()]
+            tensors += [kernel_layout(term.rows), None if term.weight is None else term.weight.float().contiguous()]
         ends, keep = None, mask.keep
         if keep is not None and keep.shape[1] == keep.shape[2] == 1:
             extents = mask.extents()
@@ -136,8 +140,8 @@ class KernelInputs:
             dropout=dropout,
             seed=int(torch.randint(1 << 62, (), device=PROCESSOR)) if dropout else 0,
             bfloat16_products=bfloat16 and value.dtype == torch.bfloat16,
-            relative=len(terms.relative),
-            **({} if mask.reach is None else reach_inputs(mask.reach, len(value))),
+            zero_columns=tuple(term.form.max_distance for term in terms.relative),
+            **place_of_queries(terms, mask.reach, len(value)),
         )
         return inputs, tensors
 
@@ -153,13 +157,23 @@ class KernelInputs:
         """True where the window lets a query see a key, (B or 1, 1, Lq, Lk)."""
         key = torch.arange(key_length, device=PROCESSOR)
         query = torch.arange(self.query_length, device=PROCESSOR)[:, None] + self.start
+        if self.by_tiles:
+            first, last = near_blocks(query // QUERIES, self.window)
+            return ((key // QUERIES >= first) & (key // QUERIES < last))[None, None]
         number = key - (torch.zeros(1, dtype=torch.int64) if self.tokens is None else self.tokens)[:, None]
         first = (number >= 0) & (number < self.sinks)
         return (((key - query).abs() < self.window) | first[:, None, :]).unsqueeze(1)
 
+    def for_each_key(self, number: int, tensors: Sequence[Any], key_length: int) -> torch.Tensor:
+        """Logits by distance as a tensor (1 or B, 1 or H, Lq, Lk)."""
+        rows, zero = tensors[number], self.zero_columns[(number - len(tensors)) // 2]
+        query = torch.arange(self.query_length, device=PROCESSOR)[:, None] + self.start
+        columns = (torch.arange(key_length, device=PROCESSOR) - query + zero).clamp(0, rows.shape[-1] - 1)
+        return rows.expand(-1, -1, self.query_length, -1).gather(-1, columns.expand(*rows.shape[:2], -1, -1))
+
     def is_relative(self, number: int, tensors: Sequence[Any]) -> bool:
         """Whether the tensor of this number holds logits by distance."""
-        return number >= len(tensors) - 2 * self.relative
+        return number >= len(tensors) - 2 * len(self.zero_columns)
 
     def arguments(self, tensors: Sequence[torch.Tensor | None], *, training: bool = False) -> KernelArguments:
         """The structure that C++ reads. It points into the tensors, which must outlive it.
@@ -193,6 +207,7 @@ class KernelInputs:
             window=self.window,
             sinks=self.sinks,
             start=self.start,
+            by_tiles=self.by_tiles,
             tokens=checked_pointer("first tokens of rows", self.tokens, (batch,), torch.int64),
         )
         for number, (_, inner, outer) in enumerate(self.outer_terms(tensors)):
@@ -209,7 +224,10 @@ class KernelInputs:
         arguments.addeds = len(added)
         for number, (_, tensor, weight) in enumerate(added):
             if self.is_relative(added[number][0], tensors):
-                arguments.added[number].tensor = distance_argument(tensor, logits)
+                by_distance = (batch, heads, queries, tensor.shape[-1])
+                arguments.added[number].tensor = tensor_argument("logits by distance", tensor, by_distance, broadcast=3)
+                arguments.added[number].columns = tensor.shape[-1]
+                arguments.added[number].zero = self.zero_columns[number - len(added)]
             else:
                 arguments.added[number].tensor = tensor_argument("logits", tensor, logits, broadcast=3)
             arguments.added[number].weight = checked_pointer("weights of heads", weight, (heads,))
@@ -245,25 +263,10 @@ def added_terms(terms: Terms) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     return added
 
 
-def by_distance(term: RelativeTerm, key_length: int) -> torch.Tensor:
-    """The logits of all distances that occur, in order: (1, 1 or H, 1, Lq + Lk − 1), from the last query's to the first key on."""
-    queries, furthest = term.form.query_length, term.form.max_distance
-    distances = torch.arange(queries + key_length - 1, device=term.rows.device) - (queries - 1) - term.start
-    columns = (distances + furthest).clamp(0, term.rows.shape[-1] - 1)
-    return term.rows.float()[:, :, :, columns]  # its gradient sums over many queries
-
-
-def distance_argument(tensor: torch.Tensor, logits: Sequence[int]) -> TensorArgument:
-    """Logits by distance as a tensor (1, H, Lq, Lk) whose rows overlap: each row starts one place before the row above it."""
-    _, heads, queries, keys = logits
-    argument = tensor_argument("logits by distance", tensor, (1, heads, 1, queries + keys - 1), broadcast=3)
-    argument.data += (queries - 1) * tensor.element_size()
-    argument.row = -1
-    return argument
-
-
-def reach_inputs(reach: Reach, batch: int) -> dict[str, Any]:
-    """The window, for the kernels."""
+def place_of_queries(terms: Terms, reach: Reach | None, batch: int) -> dict[str, Any]:
+    """The index of the first query, and the window."""
+    if reach is None:
+        return {"start": terms.relative[0].start} if terms.relative else {}
     first = -reach.tokens[:, 0].expand(batch).contiguous()
     return {"window": reach.window, "sinks": reach.sinks, "start": reach.positions.start, "tokens": first}
 

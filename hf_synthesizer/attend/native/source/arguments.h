@@ -22,10 +22,11 @@ struct Outer {
 
 // A tensor that is added to the logits, multiplied by a weight for each head if `weight` is not null. A stride of 0 means that
 // the gradient is summed over that dimension. A gradient that is not `gradient_zeroed` has its own row for each query: the first
-// row of the batch overwrites it, and the others add to it. Every other gradient starts as zeros. Logits by distance have a row
-// stride of −1: query i reads the same numbers as query i − 1, one place earlier.
+// row of the batch overwrites it, and the others add to it. Every other gradient starts as zeros. Logits by
+// distance have `columns` numbers for a query, of which `zero` is that of distance 0; the first and the last serve all farther keys.
 struct Added {
   Tensor tensor;
+  int64_t columns, zero;                                        // of logits by distance; 0 for logits with one number for each key
   const float* weight;                                          // (H,) or null
   void* gradient;                                               // or null; bfloat16 only if one row of the batch writes it
   int64_t gradient_kind, gradient_part, gradient_batch, gradient_head, gradient_row, gradient_zeroed;
@@ -43,6 +44,7 @@ struct KernelArguments {
   int64_t causal_offset;                                        // at least `keys` without a causal mask
   const int64_t* ends;                                          // (B,): index of the last visible key + 1, or null
   int64_t window, sinks, start;                                 // window 0: no limit. Query i is at index `start` + i of the keys
+  int64_t by_tiles;                                             // whether all queries of a tile see what one of them sees
   const int64_t* tokens;                                        // (B,): index of a row's first token, or null for 0
   double dropout;
   uint64_t seed;

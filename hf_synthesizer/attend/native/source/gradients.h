@@ -58,11 +58,44 @@ inline void of_gradient(const Added& term, const Item& item, int64_t batch, int6
     act((Bfloat16*)term.gradient + place, fresh);
 }
 
+inline float sum_of(const float* numbers, int64_t count) {
+  Floats total{};
+  int64_t place = 0;
+  for (; place + LANES <= count; place += LANES) total += load(numbers + place);
+  float rest = sum(total);
+  for (; place < count; ++place) rest += numbers[place];
+  return rest;
+}
+
+// The same for a term by distance. All keys beyond its last distance share one number.
+inline void gradients_by_distance(const KernelArguments& arguments, const Added& term, const float* gradient, const Item& item,
+                                  int64_t batch, int64_t query, int64_t first, int64_t seen) {
+  const Distances keys(arguments, term, query, first, seen);
+  const int64_t last = term.columns - 1, middle = keys.far - keys.near;
+  const float before = sum_of(gradient, keys.near), behind = sum_of(gradient + keys.far, seen - keys.far);
+  if (term.weight_gradient)
+    of_kind(term.tensor, batch, item.head, query, [&](auto* from) {
+      term.weight_gradient[(item.part * arguments.batch + batch) * arguments.heads + item.head] +=
+          dot(gradient + keys.near, from + keys.column, middle) + before * number(from[0]) + behind * number(from[last]);
+    });
+  if (term.gradient)
+    of_gradient(term, item, batch, query, [&](auto* to, bool) {
+      const float weight = term.weight ? term.weight[item.head] : 1.0f;
+      add_row(to + keys.column, gradient + keys.near, weight, middle, false);
+      put(to, number(to[0]) + before * weight);
+      put(to + last, number(to[last]) + behind * weight);
+    });
+}
+
 // Adds a row's gradient, for the keys first … first + seen, to the gradients of all `added` terms.
 inline void added_gradients(const KernelArguments& arguments, const float* gradient, const Item& item, int64_t batch, int64_t query,
                             int64_t first, int64_t seen) {
   for (int64_t n = 0; n < arguments.addeds; ++n) {
     const Added& term = arguments.added[n];
+    if (term.columns) {
+      gradients_by_distance(arguments, term, gradient, item, batch, query, first, seen);
+      continue;
+    }
     if (term.weight_gradient)
       of_kind(term.tensor, batch, item.head, query, [&](auto* from) {
         term.weight_gradient[(item.part * arguments.batch + batch) * arguments.heads + item.head] +=
@@ -78,7 +111,7 @@ inline void added_gradients(const KernelArguments& arguments, const float* gradi
 // Writes zeros for the keys from `seen` on, which a query does not see, if nothing was written there before.
 inline void clear_unseen(const KernelArguments& arguments, const Item& item, int64_t batch, int64_t query, int64_t seen) {
   for (int64_t n = 0; n < arguments.addeds; ++n)
-    if (arguments.added[n].gradient)
+    if (arguments.added[n].gradient && !arguments.added[n].columns)
       of_gradient(arguments.added[n], item, batch, query, [&](auto* to, bool fresh) {
         if (fresh) std::memset(to + seen, 0, (arguments.keys - seen) * sizeof *to);
       });

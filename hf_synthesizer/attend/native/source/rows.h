@@ -65,6 +65,34 @@ inline void add_row(Target* to, const Source* from, float weight, int64_t count,
   }
 }
 
+// The keys of a term by distance: those before `near` take the first column, those from `far` on the last one. Both count from `first`.
+struct Distances {
+  int64_t near, far, column;  // `column` is that of the key `near`
+
+  Distances(const KernelArguments& arguments, const Added& term, int64_t query, int64_t first, int64_t count) {
+    const int64_t begin = query + arguments.start - term.zero - first;  // the key of column 0
+    near = std::clamp<int64_t>(begin, 0, count);
+    far = std::clamp<int64_t>(begin + term.columns, near, count);
+    column = near - begin;
+  }
+};
+
+// Adds the logits by distance of a query for the keys first … first + count.
+template <class Source>
+inline void add_by_distance(const KernelArguments& arguments, const Added& term, float* row, const Source* from, float weight,
+                            int64_t query, int64_t first, int64_t count, bool fresh) {
+  const Distances keys(arguments, term, query, first, count);
+  const float before = number(from[0]) * weight, behind = number(from[term.columns - 1]) * weight;
+  if (fresh) {
+    for (int64_t key = 0; key < keys.near; ++key) row[key] = before;
+    for (int64_t key = keys.far; key < count; ++key) row[key] = behind;
+  } else {
+    for (int64_t key = 0; key < keys.near; ++key) row[key] += before;
+    for (int64_t key = keys.far; key < count; ++key) row[key] += behind;
+  }
+  add_row(row + keys.near, from + keys.column, weight, keys.far - keys.near, fresh);
+}
+
 inline void hide(float* row, const uint8_t* keep, int64_t count) {
   int64_t column = 0;
   for (; column + LANES <= count; column += LANES) {
@@ -84,6 +112,8 @@ struct Span {
 // The keys less than `window` places away from the queries first_query … first_query + rows − 1.
 inline Span near_keys(const KernelArguments& arguments, int64_t first_query, int64_t rows) {
   const int64_t index = first_query + arguments.start;
+  if (arguments.by_tiles)
+    return {(index - arguments.window + 1) / QUERIES * QUERIES, round_up(index / QUERIES * QUERIES + QUERIES - 1 + arguments.window, QUERIES)};
   return {index - arguments.window + 1, index + rows - 1 + arguments.window};
 }
 
@@ -126,7 +156,7 @@ struct Spans {
 
 // Whether a query sees a key, as far as the window says.
 inline bool within_reach(const KernelArguments& arguments, int64_t batch, int64_t query, int64_t key) {
-  if (!arguments.window) return true;
+  if (!arguments.window || arguments.by_tiles) return true;
   const Span near = near_keys(arguments, query, 1), sinks = sink_keys(arguments, batch);
   return (key >= near.first && key < near.last) || (key >= sinks.first && key < sinks.last);
 }
@@ -149,7 +179,8 @@ inline const float* logits_of(const KernelArguments& arguments, RowSpace& space,
                               int64_t query, int64_t first, int64_t seen, int64_t size) {
   bool fresh = arguments.rank == 0;
   const Added& only_term = arguments.added[0];
-  if (fresh && arguments.addeds == 1 && !arguments.outers && !only_term.weight && only_term.tensor.kind == FLOAT32 && !arguments.keep.data &&
+  if (fresh && arguments.addeds == 1 && !arguments.outers && !only_term.weight && !only_term.columns &&
+      only_term.tensor.kind == FLOAT32 && !arguments.keep.data &&
       !arguments.window && seen == size)
     return at<float>(only_term.tensor, batch, head, query) + first;  // the only term: no copy needed
   for (int64_t n = 0; n < arguments.outers && seen > 0; ++n) {
@@ -163,11 +194,16 @@ inline const float* logits_of(const KernelArguments& arguments, RowSpace& space,
   for (int64_t n = 0; n < arguments.addeds; ++n) {
     const Added& term = arguments.added[n];
     const float weight = term.weight ? term.weight[head] : 1.0f;
-    of_kind(term.tensor, batch, head, query, [&](auto* from) { add_row(row, from + first, weight, seen, fresh); });
+    of_kind(term.tensor, batch, head, query, [&](auto* from) {
+      if (term.columns)
+        add_by_distance(arguments, term, row, from, weight, query, first, seen, fresh);
+      else
+        add_row(row, from + first, weight, seen, fresh);
+    });
     fresh = false;
   }
   if (arguments.keep.data) hide(row, at<uint8_t>(arguments.keep, batch, head, query) + first, seen);
-  if (arguments.window) hide_far(arguments, row, batch, query, first, seen);
+  if (arguments.window && !arguments.by_tiles) hide_far(arguments, row, batch, query, first, seen);
   for (int64_t column = seen; column < size; ++column) row[column] = HIDDEN;
   return row;
 }
@@ -182,7 +218,7 @@ inline void fetch_ahead(const KernelArguments& arguments, int64_t batch, int64_t
   const int64_t query = first_query + (row + AHEAD) % rows, from_key = row + AHEAD < rows ? first : first + KEYS;
   for (int64_t n = 0; n < arguments.addeds; ++n) {
     const Tensor& table = arguments.added[n].tensor;
-    if (!table.row) continue;
+    if (!table.row || arguments.added[n].columns) continue;
     of_kind(table, batch, head, query, [&](auto* from) {
       const int64_t line = 64 / sizeof *from;
       for (int64_t key = from_key; key < std::min(from_key + KEYS, end); key += line) fetch_line(from + key);

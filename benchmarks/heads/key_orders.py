@@ -24,7 +24,9 @@ from benchmarks.heads.command_line import bench_of, parser_of
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from examples.shared.loop import unlabelled
 from hf_synthesizer import patch_model
-from hf_synthesizer.transfer.first_order import MeanStates, dense_part, fine_and_coarse
+from hf_synthesizer.synthesizers.factorized_dense import fine_and_coarse
+from hf_synthesizer.synthesizers.statistics import MeanStates
+from hf_synthesizer.transfer.closed_forms import teacher_layer
 from hf_synthesizer.transfer.observe import Call, observe_calls, observing, pair_layers
 
 RESULTS = ALL_RESULTS / "key_orders.csv"
@@ -68,7 +70,7 @@ def measure(bench: curve.Bench, task: str, batches: int) -> list[dict[str, objec
     teacher = bench.stock_teacher(curve.Run(task, "stock", "heads", 0, 0))
     student = patch_model(copy.deepcopy(teacher), "factorized_dense", max_length=glue.MAX_LENGTH)
     pairs = pair_layers(student, teacher)
-    means = {pair.label: MeanStates(pair) for pair in pairs}
+    means = {pair.label: MeanStates(teacher_layer(pair, pair.student.synthesizer)) for pair in pairs}
     judged: dict[str, list[Call]] = {pair.label: [] for pair in pairs}
     loader = bench.batches(unlabelled(bench.rows(task)["train"]), 0)
     with observing(teacher, student, backend="eager"):
@@ -80,8 +82,8 @@ def measure(bench: curve.Bench, task: str, batches: int) -> list[dict[str, objec
     found: dict[str, list[tuple[float, float]]] = {}
     factors = (0, 0)
     for pair in pairs:
-        seen, dense = means[pair.label], dense_part(pair.student.synthesizer)
-        factors = dense.factors  # type: ignore[union-attr]
+        seen = means[pair.label]
+        factors = pair.student.synthesizer.factors
         every = range(pair.student.dimensions[1])
         keys, count = seen.keys(every), seen.count.squeeze(-1)
         for name, order in {"dense": None, **ORDERS}.items():
@@ -128,7 +130,7 @@ def left_over(keys: torch.Tensor, made: torch.Tensor, count: torch.Tensor) -> fl
 def divergence(call: Call, keys: torch.Tensor, means: MeanStates) -> float:
     """KL(teacher ‖ softmax(q · key)), the mean over tokens and heads."""
     length = call.rows.shape[-1]
-    query = means.projections[0](call.hidden_states.float()).unflatten(-1, (keys.shape[0], -1))
+    query = means.query(call.hidden_states.float()).unflatten(-1, (keys.shape[0], -1))
     logits = torch.einsum("bihc,hjc->bhij", query.double(), keys[:, :length].double())
     logits = logits.masked_fill(~call.pairs.unsqueeze(1), -torch.inf).log_softmax(-1)
     weights = call.weights.double()

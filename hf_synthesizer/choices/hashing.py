@@ -2,14 +2,7 @@
 
 Hashes find near neighbours, but the key with the largest inner product `q · k` need not be near: a long key may win. Asymmetric
 transforms turn one search into the other. They map a key to P(k) and a query to Q(q), so that a larger `q · k` means a smaller
-distance of P(k) and Q(q). With x̂ = x / ‖x‖ and M the largest norm of the row's keys:
-
-| variant | P(k) | Q(q) | from |
-|---|---|---|---|
-| `lsh_simple` | k/M, √(1 − ‖k/M‖²) | q̂, 0 | Neyshabur & Srebro 2015, Simple-LSH |
-| `alsh_simple` | k/M, √(1 − ‖k/M‖²), 0 | q/M, 0, √(1 − ‖q/M‖²) | the same, Simple-ALSH |
-| `alsh_xbox` | k, √(M² − ‖k‖²) | q, 0; with `qnf` M·q̂, 0 | Bachrach et al. 2014; Huang et al. 2018 |
-| `alsh_sign` | y, ½ − ‖y‖², ½ − ‖y‖⁴, with y = ¾·k/M | ¾·q/M, 0, 0; with `qnf` q̂, 0, 0 | Shrivastava & Li 2015 (m = 2, U = ¾) |
+distance of P(k) and Q(q). `synthesizers/lsh.py` has the transforms.
 
 A hash is a random frame of d' directions. Each direction a, and its opposite, has a bucket: the `bucket_size` keys with the
 largest a · P(k). A query goes into the bucket whose mean is nearest to Q(q). The keys that all hashes find for a query
@@ -34,48 +27,6 @@ from . import all_pairs
 Transformed = tuple[torch.Tensor, torch.Tensor]
 Transform = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Transformed]
 """From queries (…, Lq, d), keys (…, Lk, d) and the norm's bound M (…, 1, 1) to Q and P (…, d')."""
-
-SCALE = 0.75  # U of Sign-ALSH
-
-
-def simple_lsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
-    """q̂, 0 and k/M, √(1 − ‖k/M‖²)."""
-    key = key / bound
-    return _append(_normalised(query), 0.0), torch.cat((key, _complement(key)), dim=-1)
-
-
-def simple_alsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
-    """q/M, 0, √(1 − ‖q/M‖²) and k/M, √(1 − ‖k/M‖²), 0."""
-    query, key = query / bound, key / bound
-    return (
-        torch.cat((_append(query, 0.0), _complement(query)), dim=-1),
-        _append(torch.cat((key, _complement(key)), dim=-1), 0.0),
-    )
-
-
-def xbox(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
-    """q, 0 and k, √(M² − ‖k‖²)."""
-    return _append(query, 0.0), torch.cat((key, _complement(key / bound) * bound), dim=-1)
-
-
-def xbox_normalised(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
-    """M·q̂, 0 and k, √(M² − ‖k‖²)."""
-    return xbox(_normalised(query) * bound, key, bound)
-
-
-def sign_alsh(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
-    """¾·q/M, 0, 0 and y, ½ − ‖y‖², ½ − ‖y‖⁴."""
-    key = key * (SCALE / bound)
-    square = key.square().sum(-1, keepdim=True)
-    return (
-        _append(_append(query * (SCALE / bound), 0.0), 0.0),
-        torch.cat((key, 0.5 - square, 0.5 - square.square()), dim=-1),
-    )
-
-
-def sign_alsh_normalised(query: torch.Tensor, key: torch.Tensor, bound: torch.Tensor) -> Transformed:
-    """q̂, 0, 0 and y, ½ − ‖y‖², ½ − ‖y‖⁴."""
-    return sign_alsh(_normalised(query) * (bound / SCALE), key, bound)
 
 
 class Assignment(NamedTuple):
@@ -189,19 +140,6 @@ def _is_marked(indices: torch.Tensor, length: int) -> torch.Tensor:
     return marked.scatter(-1, indices.clamp(max=length), 1)[
         ..., :length
     ]  # 1, because torch.jit does not support True here
-
-
-def _normalised(x: torch.Tensor) -> torch.Tensor:
-    return functional.normalize(x, dim=-1)
-
-
-def _complement(x: torch.Tensor) -> torch.Tensor:
-    """√(1 − ‖x‖²): (…, 1)."""
-    return (1 - x.square().sum(-1, keepdim=True)).clamp(min=0).sqrt()
-
-
-def _append(x: torch.Tensor, number: float) -> torch.Tensor:
-    return functional.pad(x, (0, 1), value=number)
 
 
 def _at_least_float32(x: torch.Tensor) -> torch.Tensor:

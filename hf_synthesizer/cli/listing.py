@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,31 +15,40 @@ def add_to(app: typer.Typer) -> None:
     app.command()(model_types)
 
 
-def variants(json: Json = False) -> None:
+def variants(
+    name: Annotated[str | None, typer.Argument(help="Describe this variant and its options.")] = None,
+    json: Json = False,
+) -> None:
     """List the variants of synthesized attention with their formulas, parameters and options.
 
     \b
-    Example:
+    Examples:
       hf-synthesizer variants --json
+      hf-synthesizer variants factorized_random
     """
     from ..synthesizers import list_variants
     from ..synthesizers.registry import get_variant
 
+    classes = {variant: get_variant(variant) for variant in ([name] if name else list_variants())}
     facts_by_variant: dict[str, dict[str, Any]] = {
-        name: {
+        variant: {
             "formula": cls.formula,
             "parameters": cls.parameter_formula,
             "options": sorted(cls.options),
             "mixes": not cls.chooses_keys,
+            "documentation": cls.documentation(),
         }
-        for name in list_variants()
-        for cls in [get_variant(name)]
+        for variant, cls in classes.items()
     }
     lines = [f"{'variant':20}S[h, i, j]"]
-    for name, facts in facts_by_variant.items():
+    for variant, facts in facts_by_variant.items():
         options = f"   options: {', '.join(facts['options'])}" if facts["options"] else ""
-        lines += [f"{name:20}{facts['formula']}", f"{'':20}parameters: {facts['parameters']}{options}"]
-    lines.append("A mixture adds the logits of several: random+dot_product.")
+        lines += [f"{variant:20}{facts['formula']}", f"{'':20}parameters: {facts['parameters']}{options}"]
+    if name:
+        lines += ["", facts_by_variant[name]["documentation"]]
+        lines += [f"{key} = {option.default}: {option.help}" for key, option in classes[name].options.items()]
+    else:
+        lines.append("A mixture adds the logits of several: random+dot_product.")
     report(facts_by_variant, "\n".join(lines), json)
 
 

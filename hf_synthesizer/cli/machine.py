@@ -64,7 +64,7 @@ def bench(
         from ..synthesizers.config import SynthesizerConfig
 
         for name in variant or ():
-            SynthesizerConfig.create(name)
+            SynthesizerConfig(name)
         if max(chosen) > LONGEST:
             raise CommandError(f"--lengths {lengths}: at most {LONGEST:,} tokens can be timed.")
         if device != "cpu" and not (hasattr(torch, device) and getattr(torch, device).is_available()):

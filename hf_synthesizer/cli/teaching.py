@@ -94,7 +94,7 @@ def suggest(
         loader = text_batches(
             rows, tokenizer, model_in(teacher), batch_size=batch_size, max_length=max_length, seed=seed
         )
-        config = SynthesizerConfig.create(variant, **options)  # so the plan contains the options too
+        config = SynthesizerConfig(variant, **options)  # so the plan contains the options too
         measuring: dict[str, Any] = {} if steps is None else {"steps": steps}
         measuring |= {"batches": batches, "progress": shows_progress(), "max_length": config.max_length}
         suggestion = (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +10,8 @@ from torch import nn
 
 from ..device.tracing import traced
 from ..errors import CheckpointMismatchError, UnsupportedModelError
-from ..synthesizers.config import MIXINGS, HeadGroupsConfig, LayerConfig, SynthesizerConfig
-from ..synthesizers.registry import list_variants
+from ..synthesizers.config import LayerConfig
+from ..synthesizers.fingerprint import describe, describe_difference, fingerprint
 
 UNKNOWN = 0
 """The value of guards that were written before there were fingerprints: names and shapes have to do."""
@@ -73,8 +71,8 @@ class Guard(nn.Module):
         if value not in (UNKNOWN, torch.tensor(own, dtype=torch.float64).to(found.dtype).double().item()):
             raise CheckpointMismatchError(
                 f"The tensors for {where} belong to a layer that is patched in another way: "
-                f"{_what_differs(self.guarded, int(value) if abs(value) < 2**53 else 0)} This layer is "
-                f"{_canonical(self.guarded)}. Load the checkpoint of a model that was patched in the same way, or patch "
+                f"{describe_difference(self.guarded, int(value) if abs(value) < 2**53 else 0)} This layer is "
+                f"{describe(self.guarded)}. Load the checkpoint of a model that was patched in the same way, or patch "
                 f"this one as that one was (the field 'synthesizer' of its config.json says how)."
             )
 
@@ -102,50 +100,6 @@ class Guard(nn.Module):
 
     def extra_repr(self) -> str:
         return f"stands where a projection was that {self.guarded.variant!r} has replaced or moved"
-
-
-def fingerprint(config: LayerConfig) -> int:
-    """A positive number of 48 bits, so that a float64 holds it: the same for the same function of the weights.
-
-    It is the same on every machine and in every version: options at their defaults do not enter, and an option that a
-    later version adds has the old behaviour as its default.
-    """
-    return _hash(_canonical(config))
-
-
-def _canonical(config: LayerConfig) -> dict[str, Any]:
-    """All that decides what the layer computes with given weights; not how the weights began."""
-    if isinstance(config, HeadGroupsConfig):
-        return {"groups": [_canonical(group) for group in config.groups]}
-    return {key: value for key, value in config.to_dict().items() if key != "init"}
-
-
-def _hash(canonical: dict[str, Any]) -> int:
-    text = json.dumps(canonical, sort_keys=True, default=str)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") or 1
-
-
-def _what_differs(config: LayerConfig, found: int) -> str:
-    """A sentence. A fingerprint cannot be read back, but if it differs in one option alone, trying finds that option."""
-    if isinstance(config, HeadGroupsConfig):
-        return "their groups of heads are others, or made in another way."
-    own = _canonical(config)
-    for name, value in _alternatives():
-        other = {key: kept for key, kept in own.items() if key != name}
-        if value != getattr(SynthesizerConfig, name, None):
-            other[name] = value
-        if _hash(other) == found:
-            return f"their {name} is {value!r}, here it is {getattr(config, name)!r}."
-    return "they differ in more than one option, or only some of their heads are synthesized."
-
-
-def _alternatives() -> Iterator[tuple[str, Any]]:
-    yield from (("variant", name) for name in list_variants())
-    yield from (("mixing", name) for name in MIXINGS)
-    yield from ((name, value) for name in ("share_heads", "qnf") for value in (False, True))
-    yield ("stride", None)
-    yield from ((name, value) for name in ("stride", "bucket_size", "num_hashes", "rank") for value in range(1, 1025))
-    yield from (("max_length", value) for value in range(1, 8193))
 
 
 def _readable(tensor: torch.Tensor) -> bool:

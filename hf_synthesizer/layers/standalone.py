@@ -51,7 +51,7 @@ class SynthesizerAttention(nn.Module):
             raise InvalidConfigError(f"hidden_size = {hidden_size} is not a multiple of num_heads = {num_heads}.")
         asked = variant
         if isinstance(asked, str):
-            asked = SynthesizerConfig.create(asked, max_length=max_length, **options)
+            asked = SynthesizerConfig(asked, max_length=max_length, **options)
         elif isinstance(asked, SynthesizerConfig):
             asked = asked.replace(**options, **({} if max_length is None else {"max_length": max_length}))
         elif options:

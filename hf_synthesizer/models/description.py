@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from transformers.utils import CONFIG_NAME
 
 from ..errors import CheckpointMismatchError, InvalidConfigError, SynthesizerError
 from ..layers.attention_layers import AttentionLayer
 from ..layers.projections import query_heads
 from ..synthesizers.config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
+from ..synthesizers.fingerprint import fingerprint
 from ..version import HOW_TO_INSTALL
 from .served import Served
 
@@ -120,6 +126,17 @@ def plan_from_json(data: Any) -> Description:
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise CheckpointMismatchError(f"{WHERE} is damaged ({type(error).__name__}: {error}).") from error
     return Description(layers, served, depths, "tower" in data)
+
+
+def remember_fingerprints(folder: Any) -> None:
+    """Compute the fingerprints of the layers that a folder's config.json describes, if there is one.
+
+    If a user loads the folder with another config, the error can then say how the two differ.
+    """
+    with suppress(OSError, ValueError, AttributeError, SynthesizerError):  # loading tells what is wrong
+        config = json.loads((Path(str(folder)) / CONFIG_NAME).read_text(encoding="utf-8"))
+        for layer in plan_from_json(config.get("synthesizer")).layers.values():
+            fingerprint(layer)
 
 
 def _require_version(version: Any) -> None:

@@ -16,6 +16,7 @@ from ..errors import UnsupportedModelError
 from ..layers.guard import Guard
 from ..layers.mixin import SINCE_THEN
 from ..synthesizers.base import LOADED
+from .description import remember_fingerprints
 from .initialization import initialize_layers
 
 _BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
@@ -100,6 +101,7 @@ class SynthesizerModelMixin:
                 **kwargs,
             )
 
+        remember_fingerprints(name)
         with explain_load_errors(name, **hub_arguments):
             model, info = load()
             if has_names_of_memory(model, info):

@@ -59,7 +59,7 @@ def _options_of(variant: Variant) -> set[str]:
     if groups is not None:
         return set().union(*map(_options_of, groups))
     name = variant.variant if isinstance(variant, SynthesizerConfig) else variant
-    return variant_options(name) | {"max_length", "heads"}  # type: ignore[arg-type]
+    return {*variant_options(name), "max_length", "heads"}  # type: ignore[arg-type]
 
 
 def _layer_config(variant: Variant, options: dict[str, Any], attention_layer: AttentionLayer) -> LayerConfig:
@@ -74,8 +74,8 @@ def _layer_config(variant: Variant, options: dict[str, Any], attention_layer: At
 
 def _single_config(variant: str | SynthesizerConfig, options: dict[str, Any]) -> SynthesizerConfig:
     if isinstance(variant, SynthesizerConfig):
-        return SynthesizerConfig.create(**{**variant.to_dict(), **options})
-    return SynthesizerConfig.create(variant, **options)
+        return variant.replace(**options)
+    return SynthesizerConfig(variant, **options)
 
 
 def _groups(variant: Variant) -> Sequence[SynthesizerConfig] | None:

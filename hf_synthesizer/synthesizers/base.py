@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -12,6 +12,8 @@ from ..errors import UnsupportedModelError
 from ..logits.forms import Logits
 from ..logits.positions import Positions
 from .config import SynthesizerConfig
+from .options import Option
+from .statistics import Fit, Statistic
 
 LOADED = "_is_hf_initialized"
 """The attribute with which Transformers marks tensors loaded from a checkpoint and modules that are initialised."""
@@ -20,8 +22,9 @@ LOADED = "_is_hf_initialized"
 class Synthesizer(nn.Module):
     """The logits S of `softmax(S + mask) · V`, for H heads of width d_h and up to N = `max_length` positions.
 
-    A subclass is registered with `@register_variant("name")`. It defines `__init__` with the signature below, `synthesize`
-    and `start_at_zero`. If its logits depend on the keys' tokens, it also defines `key_width` and `project_keys`.
+    A subclass is registered with `@register_variant("name")`. The second paragraph of its docstring is for users. It defines `__init__` with the signature below, `synthesize`
+    and `start_at_zero`. If its logits depend on the keys' tokens, it also defines `key_width` and `project_keys`. If its
+    parameters can be computed from a teacher, it names a `statistic` and defines `fit`.
 
     Hooks for offloading and sharding load a module's parameters when the module is called, and free them afterwards. So a
     synthesizer must call the synthesizers that it contains. `project_keys` runs outside `forward`, so it may only use
@@ -41,8 +44,14 @@ class Synthesizer(nn.Module):
     """The formula of the logits S[h, i, j], as the README prints it."""
     parameter_formula: ClassVar[str]
     """The number of trained weights of a layer's logits, without biases."""
-    options: ClassVar[frozenset[str]] = frozenset()
-    """The options that the variant uses: fields of `SynthesizerConfig` or options of its own."""
+    options: ClassVar[Mapping[str, Option]] = {}
+    """The options of the variant. `self.config.rank` is the value of the option `rank`."""
+    statistic: ClassVar[type[Statistic] | None] = None
+    """What `fit` needs to know of the teacher. None if the variant has no closed form."""
+    constants: ClassVar[tuple[float, ...]] = (1.0,)
+    """The candidates of `Fit.constants`."""
+    fitted_rate: ClassVar[float] = 1.0
+    """The factor of the learning rate after `fit`, for a layer that would lose its closed form at a higher rate."""
     is_static: ClassVar[bool] = False
     """Whether S does not depend on the input."""
     key_side: ClassVar[bool] = False
@@ -72,10 +81,16 @@ class Synthesizer(nn.Module):
         self.max_length = max_length
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
 
+    @classmethod
+    def documentation(cls) -> str:
+        """What users read of the variant: the second paragraph of its docstring, as one line."""
+        _, _, rest = (cls.__doc__ or "").partition("\n\n")
+        return " ".join(rest.partition("\n\n")[0].split())
+
     @property
     def table_heads(self) -> int:
         """The number of heads in the tables: 1 if all heads share them."""
-        return 1 if self.config.share_heads else self.num_heads
+        return 1 if self.config.options.get("share_heads") else self.num_heads
 
     @property
     def key_width(self) -> int:
@@ -85,6 +100,44 @@ class Synthesizer(nn.Module):
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Compute the key states (B, H, L, key_width). None if the logits do not depend on the keys' tokens."""
         return None
+
+    @classmethod
+    def require_options(cls, config: SynthesizerConfig) -> None:
+        """Raise `InvalidConfigError` for options that are allowed alone but not together."""
+
+    @property
+    def starts_fresh(self) -> bool:
+        """Whether a mixture may set the first logits to 0. False if an option has chosen them."""
+        return True
+
+    def components(self) -> Iterator[tuple[str, Synthesizer]]:
+        """Iterate over the names and synthesizers of a mixture's parts; the synthesizer itself if it is no mixture."""
+        yield self.variant, self
+
+    def alpha(self) -> dict[str, torch.Tensor]:
+        """Compute the weight (H,) of each part of a mixture that has a weight."""
+        return {}
+
+    @property
+    def is_first_order(self) -> bool:
+        """Whether `fit` writes a first-order term of the teacher's dot products."""
+        return self.statistic is not None and self.statistic.needs_dot_products
+
+    @property
+    def can_fit(self) -> bool:
+        """Whether `fit` serves the options of this layer."""
+        return True
+
+    def fit(self, fit: Fit) -> torch.Tensor | None:
+        """Set the parameters to the closed form, from a statistic of the teacher. Without gradients.
+
+        Returns:
+            The mean logits (h, 1, N) that the parameters add for all queries alike; None if there are none.
+        """
+        raise TypeError(f"{type(self).__name__} must define fit(), because it names a statistic")
+
+    def start_as_stock(self) -> None:
+        """Make the logits those of the stock layer, if they contain them."""
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         """Compute the logits of the queries at `hidden_states` (B, Lq, d)."""

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
 from ..errors import InvalidConfigError, did_you_mean
-from .registry import split_variant, variant_options
+from .options import Option, require
+from .registry import MIXING, get_variant, list_variants, split_variant, variant_options
 
-MIXINGS = ("softmax", "sum")
-INITS = ("default", "handcrafted")
-LARGEST = {"max_length": 2**31 - 1, "rank": 8_192, "stride": 2**31 - 1, "bucket_size": 2**31 - 1, "num_hashes": 1_024}
-"""What an option may be at most: far more than is of use, and little enough to be counted and, for tables, allocated."""
+MAX_LENGTH = Option(None, "the number N of positions that the logits are built for", kind=int)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class SynthesizerConfig:
     """The recipe of one layer's attention logits.
+
+    The options of the variant are arguments and attributes too: `SynthesizerConfig("factorized_random", rank=4).rank`. Each
+    variant declares its own (`Synthesizer.options`); `hf-synthesizer variants` lists them.
 
     Args:
         variant: a registered name, or a mixture `a+b[+c]` of them (see `list_variants()`).
         max_length: the number N of positions the logits are built for; None means the model's own maximum.
         mixing: how the parts of a mixture are weighted: `"softmax"` (the paper's: the weights of a head sum to 1) or
             `"sum"` (weights start at 1 and new parts at 0, so that a model that keeps `dot_product` starts as it was).
-        share_heads: whether all heads share the position tables.
-        rank: the rank k of `factorized_random`.
-        factors: the pair (a, b) of `factorized_dense`, a·b ≥ N; None means the divisor pair of N nearest a square.
-        init: `"default"` (near-uniform attention) or `"handcrafted"` (patterns in the first seven heads of `random`).
-        stride: the l of `sparse_strided` and `sparse_fixed`; None means √L of each sequence, in a decoder √N.
-        bucket_size: how many keys a query chooses in `lsh_simple` and the `alsh_` variants.
-        num_hashes: how many hashes they look them up with; more find better keys, and cost more.
-        qnf: whether `alsh_xbox` and `alsh_sign` normalise queries before hashing.
         heads: which heads of the layer are made so, counted from 0; the others keep the stock attention. None means all.
-        options: what a registered variant declares beyond these.
+        options: options of the variant as a dict, beside those that are named.
+        **named_options: options of the variant.
 
     Raises:
         InvalidConfigError: for a value out of range, or an option that the variant does not use.
@@ -43,51 +36,45 @@ class SynthesizerConfig:
     """
 
     variant: str
-    max_length: int | None = None
-    mixing: str = "softmax"
-    share_heads: bool = False
-    rank: int = 8
-    factors: tuple[int, int] | None = None
-    init: str = "default"
-    stride: int | None = None
-    bucket_size: int = 32
-    num_hashes: int = 4
-    qnf: bool = False
-    heads: tuple[int, ...] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    max_length: int | None
+    mixing: str
+    heads: tuple[int, ...] | None
+    options: dict[str, Any] = field(hash=False)
+    """The value of each option that the variant declares."""
 
-    def __post_init__(self) -> None:
-        parts = split_variant(self.variant)
-        object.__setattr__(self, "variant", "+".join(parts))
-        if self.factors is not None:
-            object.__setattr__(self, "factors", _factor_pair(self.factors))
-        if self.heads is not None:
-            object.__setattr__(self, "heads", _head_numbers(self.heads))
-        _require(isinstance(self.options, Mapping), "options", self.options, "a dict")
-        object.__setattr__(self, "options", dict(self.options))
-        for name, most in LARGEST.items():
-            value = getattr(self, name)
-            if value is not None or name in ("rank", "bucket_size", "num_hashes"):
-                _require(_positive(value), name, value, "a positive int")
-                _require(value <= most, name, value, f"at most {most:,}")
-                object.__setattr__(self, name, int(value))  # what NumPy counts has to be written as JSON, too
-        _require(isinstance(self.qnf, bool), "qnf", self.qnf, "True or False")
-        _require(isinstance(self.share_heads, bool), "share_heads", self.share_heads, "True or False")
-        _require(self.mixing in MIXINGS, "mixing", self.mixing, " or ".join(map(repr, MIXINGS)))
-        _require(self.init in INITS, "init", self.init, " or ".join(map(repr, INITS)))
-        used = variant_options(self.variant) | {"heads"}
-        for key, value in self.non_default().items():
-            if key not in used:
-                raise InvalidConfigError(
-                    f"{key}={value!r} has no meaning for the variant {self.variant!r}, which knows: "
-                    f"{', '.join(sorted(used))}. Leave {key} out, or choose a variant that uses it."
-                )
-        if self.factors and self.max_length and self.factors[0] * self.factors[1] < self.max_length:
-            a, b = self.factors
-            raise InvalidConfigError(
-                f"factors=({a}, {b}) give a·b = {a * b} columns, but max_length = {self.max_length} positions need as "
-                f"many. Choose a and b with a·b ≥ {self.max_length}, or leave factors out."
-            )
+    def __init__(
+        self,
+        variant: str,
+        max_length: int | None = None,
+        *,
+        mixing: str = MIXING.default,
+        heads: Iterable[int] | None = None,
+        options: Mapping[str, Any] | None = None,
+        **named_options: Any,
+    ):
+        parts = split_variant(variant)
+        declared = variant_options(variant)
+        require(options is None or isinstance(options, Mapping), "options", options, "a dict")
+        values = {name: option.default for name, option in declared.items()}
+        values |= _known_values(variant, {**(options or {}), **named_options, "mixing": mixing})
+        values = {name: declared[name].convert(name, value) for name, value in values.items()}
+        settings = {
+            "variant": "+".join(parts),
+            "max_length": MAX_LENGTH.convert("max_length", max_length),
+            "mixing": values.pop("mixing", MIXING.default),
+            "heads": None if heads is None else _head_numbers(heads),
+            "options": values,
+        }
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
+        for part in parts:
+            get_variant(part).require_options(self)
+
+    def __getattr__(self, name: str) -> Any:
+        options = self.__dict__.get("options", {})
+        if name not in options:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return options[name]
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -96,52 +83,52 @@ class SynthesizerConfig:
 
     def non_default(self) -> dict[str, Any]:
         """The options that differ from their defaults, variant and max_length left out."""
-        named = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name not in ("variant", "max_length", "options") and getattr(self, f.name) != f.default
+        declared = variant_options(self.variant)
+        values = {"mixing": self.mixing, **self.options}
+        changed = {
+            name: value for name, value in values.items() if name in declared and value != declared[name].default
         }
-        return {**named, **self.options}
+        return changed if self.heads is None else {**changed, "heads": self.heads}
 
     def replace(self, **changes: Any) -> SynthesizerConfig:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
+        """A copy with some fields or options changed."""
+        return SynthesizerConfig(**{**self.to_dict(), **changes})
 
     def for_length(self, max_length: int) -> SynthesizerConfig:
         """With this `max_length`, where none is named."""
         return self if self.max_length is not None else self.replace(max_length=max_length)
 
-    @classmethod
-    def create(cls, variant: str, **kwargs: Any) -> SynthesizerConfig:
-        """From keyword arguments, where an option of a registered variant may stand beside the named fields."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        options = kwargs.pop("options", {})
-        _require(isinstance(options, Mapping), "options", options, "a dict")
-        options = dict(options)
-        for key in [key for key in kwargs if key not in names]:
-            allowed = variant_options(variant)
-            if key not in allowed:
-                raise InvalidConfigError(
-                    f"Unknown option {key!r} for the variant {variant!r}. It knows: "
-                    f"{', '.join(sorted(allowed | {'max_length'}))}.{did_you_mean(key, names | allowed)}"
-                )
-            options[key] = kwargs.pop(key)
-        return cls(variant, options=options, **kwargs)
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; only what differs from the defaults, so that a config file stays readable."""
         data = {"variant": self.variant, "max_length": self.max_length, **self.non_default()}
-        for name in ("factors", "heads"):
-            if getattr(self, name) is not None:
-                data[name] = list(getattr(self, name))
-        return data
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SynthesizerConfig:
         """The inverse of `to_dict`; an unknown key raises."""
         if not isinstance(data, Mapping) or "variant" not in data:
             raise InvalidConfigError(f"A synthesizer configuration is a dict with a 'variant'; found {data!r}.")
-        return cls.create(**data)
+        return cls(**data)
+
+
+def _known_values(variant: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of options that the variant declares. Options of other variants may be there with their defaults."""
+    declared = variant_options(variant)
+    elsewhere = {"mixing": MIXING}
+    for name in list_variants():
+        elsewhere.update(get_variant(name).options)
+    for name, value in values.items():
+        if name not in declared and name not in elsewhere:
+            raise InvalidConfigError(
+                f"Unknown option {name!r} for the variant {variant!r}. It knows: "
+                f"{', '.join(sorted({*declared, 'max_length'}))}.{did_you_mean(name, {*declared, *elsewhere, 'max_length', 'heads'})}"
+            )
+        if name not in declared and elsewhere[name].convert(name, value) != elsewhere[name].default:
+            raise InvalidConfigError(
+                f"{name}={value!r} has no meaning for the variant {variant!r}, which knows: "
+                f"{', '.join(sorted({*declared, 'heads'}))}. Leave {name} out, or choose a variant that uses it."
+            )
+    return {name: value for name, value in values.items() if name in declared}
 
 
 @dataclass(frozen=True)
@@ -248,25 +235,10 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _positive(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
-
-
-def _factor_pair(value: Any) -> tuple[int, int]:
-    pair = tuple(value) if isinstance(value, (tuple, list)) else ()
-    _require(len(pair) == 2 and all(map(_positive, pair)), "factors", value, "a pair (a, b) of positive ints")
-    return int(pair[0]), int(pair[1])
-
-
 def _head_numbers(value: Any) -> tuple[int, ...]:
     allowed = "a list of heads, counted from 0, each once, such as [0, 1, 5]"
-    _require(isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)), "heads", value, allowed)
+    require(isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)), "heads", value, allowed)
     numbers = list(value)
     whole = all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 0 for n in numbers)
-    _require(bool(numbers) and whole and len(set(numbers)) == len(numbers), "heads", value, allowed)
+    require(bool(numbers) and whole and len(set(numbers)) == len(numbers), "heads", value, allowed)
     return tuple(sorted(int(number) for number in numbers))
-
-
-def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    if not holds:
-        raise InvalidConfigError(f"{name} must be {allowed}, not {value!r}.")

@@ -9,19 +9,26 @@ from ..device.matmul import linear
 from ..logits.forms import Logits, LowRank
 from ..logits.positions import Positions
 from .base import Synthesizer
+from .options import SHARE_HEADS
 from .registry import register_variant
+from .statistics import Fit, MeanStates
 
 
 @register_variant("dense")
 class DenseSynthesizer(Synthesizer):
     """`S[h, i, j] = relu(W1 x_i)[h] · W2[h, :, j] + b2[h, j]`.
 
+    Each token i predicts its own row of logits from its hidden state alone. The row does not depend on the token at
+    place j.
+
     The columns of W2 take the place of the keys. They do not depend on any token.
     """
 
     formula = "relu(W1 x_i)[h] · W2[h, :, j] + b2[h, j]"
     parameter_formula = "d² + d·N"
-    options = frozenset({"share_heads"})
+    options = {"share_heads": SHARE_HEADS}
+    statistic = MeanStates
+    fitted_rate = 0.2
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -32,6 +39,18 @@ class DenseSynthesizer(Synthesizer):
 
     def start_at_zero(self) -> None:
         nn.init.zeros_(self.columns)
+
+    @property
+    def can_fit(self) -> bool:
+        return self.table_heads == self.num_heads
+
+    def fit(self, fit: Fit) -> None:
+        """The logits with the mean key of each position: `W1 = Wq`, `W2[h, :, j] = s · k̄_j`. b2 subtracts the bias of the
+        hidden units."""
+        keys = fit.scales.unsqueeze(-1) * fit.statistic.keys(fit.heads)  # (h, N, d_h)
+        offset = fit.statistic.write_queries(self.hidden, fit)
+        self.columns.copy_(keys)
+        self.bias.copy_(-torch.einsum("hnc,hc->hn", keys, offset))
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         query = self.split_heads(linear(self.hidden, hidden_states).relu())  # (B, H, Lq, d_h)

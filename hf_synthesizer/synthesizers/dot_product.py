@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 
@@ -14,7 +16,11 @@ from .registry import register_variant
 
 @register_variant("dot_product")
 class DotProductSynthesizer(Synthesizer):
-    """`S[h, i, j] = (Wq x_i)[h] · (Wk x_j)[h] · scaling`, with the base model's own projections and scaling."""
+    """`S[h, i, j] = (Wq x_i)[h] · (Wk x_j)[h] · scaling`, with the base model's own projections and scaling.
+
+    `dot_product` is the stock attention. Use it as a part of a mixture: with `mixing="sum"` a model then starts as
+    exactly the stock model.
+    """
 
     formula = "(Wq x_i)[h] · (Wk x_j)[h] · scaling"
     parameter_formula = "2·d²"
@@ -36,6 +42,15 @@ class DotProductSynthesizer(Synthesizer):
 
     def start_at_zero(self) -> None:
         """Do nothing: the other parts are added to the stock logits."""
+
+    def divide_by(self, alpha: torch.Tensor) -> None:
+        """Divide the logits of each head by its weight (H) in a mixture."""
+        query = copy.deepcopy(self.query)  # the stock layer, kept for unpatch_model, holds the original
+        scale = alpha.detach().repeat_interleave(self.head_dim)
+        with torch.no_grad():
+            for parameter in query.parameters():  # weight (H·d_h, d), bias (H·d_h)
+                parameter.div_(scale.view(-1, *[1] * (parameter.dim() - 1)).to(parameter))
+        self.query = query
 
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.split_heads(linear(self.key, hidden_states))

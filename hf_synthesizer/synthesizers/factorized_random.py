@@ -8,17 +8,23 @@ from torch import nn
 from ..logits.forms import Logits, LowRank, Static
 from ..logits.positions import Positions
 from .base import Synthesizer
+from .options import SHARE_HEADS, Option
 from .registry import register_variant
+from .statistics import Fit, MeanWeights
 
 
 @register_variant("factorized_random")
 class FactorizedRandomSynthesizer(Synthesizer):
-    """`S[h, i, j] = Σ_k R1[h, i, k] · R2[h, j, k]`, with k = `rank`."""
+    """`S[h, i, j] = Σ_k R1[h, i, k] · R2[h, j, k]`, with k = `rank`.
+
+    `factorized_random` is the product of two thin factors of rank k, with 2·N·k numbers for each head instead of N².
+    """
 
     formula = "Σ_k R1[h, i, k] · R2[h, j, k]"
     parameter_formula = "2·H·N·k"
-    options = frozenset({"share_heads", "rank"})
+    options = {"share_heads": SHARE_HEADS, "rank": Option(8, "the rank k", most=8_192)}
     is_static = True
+    statistic = MeanWeights
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -31,6 +37,15 @@ class FactorizedRandomSynthesizer(Synthesizer):
     def start_at_zero(self) -> None:
         nn.init.zeros_(self.query_factor)
 
+    def fit(self, fit: Fit) -> None:
+        """The best approximation of this rank to the logits of the mean weights, by least squares."""
+        logits = fit.statistic.logits_for(fit, shared=self.table_heads < self.num_heads)
+        for factor, best in zip(
+            (self.query_factor, self.key_factor), best_factors(logits, self.config.rank), strict=True
+        ):
+            nn.init.zeros_(factor)
+            factor[..., : best.shape[-1]] = best.to(factor)
+
     def static_table(self) -> torch.Tensor:
         return (self.query_factor @ self.key_factor.transpose(-1, -2)).expand(self.num_heads, -1, -1)
 
@@ -41,3 +56,14 @@ class FactorizedRandomSynthesizer(Synthesizer):
         if not positions.per_row:
             return Static(query, key)
         return LowRank(query.expand(hidden_states.shape[0], -1, -1, -1), key)
+
+
+def best_factors(logits: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two factors (H, N, k) whose product is nearest to the logits (H, N, N) minus their row means.
+
+    Softmax ignores a constant per row.
+    """
+    centred = logits - logits.mean(-1, keepdim=True)
+    left, values, right = torch.linalg.svd(centred, full_matrices=False)
+    root = values[:, None, :rank].sqrt()
+    return left[..., :rank] * root, right[:, :rank].transpose(-1, -2) * root

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from ..logits.forms import Logits, Sum, weighted
 from ..logits.positions import Positions
 from .base import Synthesizer
-from .config import SynthesizerConfig
+from .dot_product import DotProductSynthesizer
 from .registry import get_variant
 
 
@@ -28,30 +28,24 @@ class MixtureSynthesizer(Synthesizer):
     formula = "Σ_c α[h, c] · S_c[h, i, j]"
     parameter_formula = "Σ + H·C"
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        max_length: int,
-        config: SynthesizerConfig,
-        *,
-        head_dim: int | None = None,
-    ):
-        super().__init__(hidden_size, num_heads, max_length, config, head_dim=head_dim)
-        self.parts = nn.ModuleDict()
-        for name in config.parts:
-            self.parts[name] = get_variant(name)(hidden_size, num_heads, max_length, config, head_dim=head_dim)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        config = self.config
+        sizes = (self.hidden_size, self.num_heads, self.max_length)
+        self.parts = nn.ModuleDict(
+            {name: get_variant(name)(*sizes, config, head_dim=self.head_dim) for name in config.parts}
+        )
         softmax = config.mixing == "softmax"
         self.weighted = [name for name in config.parts if not (softmax and get_variant(name).key_side)]
         if softmax and len(self.weighted) < 2:
             self.weighted = []
-        shape = (num_heads, len(self.weighted))  # (H, C)
+        shape = (self.num_heads, len(self.weighted))  # (H, C)
         if self.weighted and softmax:
             self.mixing_weights: torch.Tensor = nn.Parameter(torch.zeros(shape))
         elif self.weighted:
             self.register_buffer("mixing_weights", torch.ones(shape))
             self.mixing_change = nn.Parameter(torch.zeros(shape))
-        if not softmax and config.init == "default":
+        if not softmax and all(part.starts_fresh for _, part in self.components()):
             self.start_at_zero()
 
     @property
@@ -59,12 +53,21 @@ class MixtureSynthesizer(Synthesizer):
         return sum(part.key_width for _, part in self.components())
 
     def components(self) -> Iterator[tuple[str, Synthesizer]]:
-        """Iterate over the names and synthesizers of the parts."""
         return ((name, cast(Synthesizer, part)) for name, part in self.parts.items())
 
     def load_stock(self, query: nn.Module, key: nn.Module, scaling: float) -> None:
         for _, part in self.components():
             part.load_stock(query, key, scaling)
+
+    def start_as_stock(self) -> None:
+        """Make the logits of the other parts 0, and divide those of `dot_product` by its weight α."""
+        if not any(part.is_stock for _, part in self.components()):
+            return
+        alpha = self.alpha()
+        for name, part in self.components():
+            part.start_at_zero()
+            if isinstance(part, DotProductSynthesizer) and name in alpha:
+                part.divide_by(alpha[name])
 
     def start_at_zero(self) -> None:
         for _, part in self.components():
@@ -76,7 +79,6 @@ class MixtureSynthesizer(Synthesizer):
         return torch.cat(states, dim=-1) if states else None  # (B, H, L, Σ widths)
 
     def alpha(self) -> dict[str, torch.Tensor]:
-        """Compute the weight (H,) of each weighted component."""
         if not self.weighted:
             return {}
         if self.config.mixing == "softmax":
@@ -84,13 +86,6 @@ class MixtureSynthesizer(Synthesizer):
         else:
             weights = self.mixing_weights + self.mixing_change
         return dict(zip(self.weighted, weights.unbind(-1), strict=True))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Checkpoints of before `mixing_change` have α itself as `mixing_weights`."""
-        weights = state_dict.get(f"{prefix}mixing_weights")
-        if isinstance(weights, torch.Tensor) and hasattr(self, "mixing_change"):
-            state_dict.setdefault(f"{prefix}mixing_change", torch.zeros_like(weights))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def static_table(self) -> torch.Tensor | None:
         alpha = self.alpha()

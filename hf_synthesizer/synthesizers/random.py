@@ -8,18 +8,33 @@ from torch import nn
 from ..logits.forms import Logits, Placed, Static
 from ..logits.positions import Positions, span
 from .base import Synthesizer
+from .options import SHARE_HEADS, Option
 from .patterns import handcrafted_logits
 from .registry import register_variant
+from .statistics import Fit, MeanWeights
 
 
 @register_variant("random")
 class RandomSynthesizer(Synthesizer):
-    """`S[h, i, j] = R[h, i, j]`, R trained."""
+    """`S[h, i, j] = R[h, i, j]`, R trained.
+
+    `random` is a table of logits. It is learnt with the rest of the model and is the same for every input. A head can
+    learn to look at the next token, at the first token, or at all tokens.
+    """
 
     formula = "R[h, i, j]"
     parameter_formula = "H·N²"
-    options = frozenset({"share_heads", "init"})
+    options = {
+        "share_heads": SHARE_HEADS,
+        "init": Option(
+            "default",
+            "near-uniform attention, or seven patterns such as 'next token' in the first heads",
+            choices=("default", "handcrafted"),
+            in_fingerprint=False,
+        ),
+    }
     is_static = True
+    statistic = MeanWeights
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -34,6 +49,14 @@ class RandomSynthesizer(Synthesizer):
     def register_table(self, table: torch.Tensor) -> None:
         """Register R as a parameter; `fixed_random` registers a buffer instead."""
         self.table = nn.Parameter(table)
+
+    @property
+    def starts_fresh(self) -> bool:
+        return self.config.init == "default"
+
+    def fit(self, fit: Fit) -> None:
+        """The logits of the mean weights; heads that share a table take the mean over the heads."""
+        self.table.copy_(fit.statistic.logits_for(fit, shared=self.table_heads < self.num_heads))
 
     def start_at_zero(self) -> None:
         nn.init.zeros_(self.table)
@@ -50,7 +73,11 @@ class RandomSynthesizer(Synthesizer):
 
 @register_variant("fixed_random")
 class FixedRandomSynthesizer(RandomSynthesizer):
-    """`S[h, i, j] = R[h, i, j]`, R drawn once, saved and never trained."""
+    """`S[h, i, j] = R[h, i, j]`, R drawn once, saved and never trained.
+
+    `fixed_random` never trains its table. The table stays as it was drawn, or as a transfer set it, to the mean
+    attention of the teacher. Use it for comparison: it shows what a model keeps without training its attention.
+    """
 
     parameter_formula = "0"
 

@@ -6,12 +6,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InvalidConfigError, UnknownVariantError, did_you_mean
+from .options import Option
 
 if TYPE_CHECKING:
     from .base import Synthesizer
 
     Registered = TypeVar("Registered", bound=type[Synthesizer])
 
+MIXING = Option("softmax", "how the parts of a mixture are weighted", choices=("softmax", "sum"))
+"""The option of mixtures."""
+
+SHARED_FIELDS = {"variant", "max_length", "mixing", "heads", "options"}
+"""The fields of `SynthesizerConfig` that no variant declares."""
 _VARIANTS: dict[str, type[Synthesizer]] = {}
 
 
@@ -19,7 +25,7 @@ def register_variant(name: str) -> Callable[[Registered], Registered]:
     """Class decorator: register a `Synthesizer` subclass under `name`, for `patch_model` and for mixtures.
 
     Raises:
-        InvalidConfigError: for a name that is taken, or that is no identifier.
+        InvalidConfigError: for a name that is taken, or that is no identifier; for an option that every variant has.
     """
     if not name.isidentifier():
         raise InvalidConfigError(f"A variant's name must be an identifier such as 'my_variant', not {name!r}.")
@@ -31,6 +37,8 @@ def register_variant(name: str) -> Callable[[Registered], Registered]:
             cls.__qualname__,
         ):
             raise InvalidConfigError(f"The variant {name!r} is registered already, by {registered.__qualname__}.")
+        for option in SHARED_FIELDS & cls.options.keys():
+            raise InvalidConfigError(f"Every variant has {option!r}: give this option of {name!r} another name.")
         cls.variant = name
         _VARIANTS[name] = cls
         return cls
@@ -76,8 +84,19 @@ def split_variant(variant: str) -> list[str]:
     return parts
 
 
-def variant_options(variant: str) -> set[str]:
-    """The names of the options that a variant, or some part of a mixture, uses."""
+def variant_options(variant: str) -> dict[str, Option]:
+    """The options that a variant, or some part of a mixture, declares.
+
+    Raises:
+        InvalidConfigError: for a mixture whose parts declare different options under one name.
+    """
     parts = split_variant(variant)
-    options: set[str] = set().union(*(get_variant(part).options for part in parts))
-    return options | {"mixing"} if len(parts) > 1 else options
+    options: dict[str, Option] = {"mixing": MIXING} if len(parts) > 1 else {}
+    for part in parts:
+        for name, option in get_variant(part).options.items():
+            if options.setdefault(name, option) != option:
+                raise InvalidConfigError(
+                    f"The parts of the mixture {variant!r} declare different options under the name {name!r}. Mix other "
+                    f"variants, or rename the option of one."
+                )
+    return options

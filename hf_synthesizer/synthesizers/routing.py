@@ -16,6 +16,8 @@ from .shared_projection import SharedProjectionSynthesizer
 class RoutingSynthesizer(SharedProjectionSynthesizer):
     """Shared queries and keys; a query attends to the keys in its own cluster of √L.
 
+    `routing` sorts the tokens of a text into √L clusters. A query attends to the keys in its own cluster.
+
     The initial centroids of the clusters are drawn once with torch's generator, and saved.
     """
 

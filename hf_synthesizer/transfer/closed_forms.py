@@ -1,38 +1,73 @@
-"""Step 1 of a transfer: parameters in closed form, from one pass over some batches without gradients."""
+"""Step 1 of a transfer: parameters in closed form, from one pass over some batches without gradients.
+
+Each variant names a statistic of the teacher, and computes its parameters from it (`Synthesizer.fit`). This file measures
+the statistics, and chooses the scale of first-order terms.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import InvalidConfigError
-from .average import MeanWeights, has_dot_product, restore_dot_product, table_parts, write_mean_weights
+from ..layers.layer_classes import is_understood
+from ..layers.projections import projection_of
+from ..layers.stock_code import code_of
+from ..synthesizers import Synthesizer, list_variants
+from ..synthesizers.registry import get_variant
+from ..synthesizers.statistics import Fit, Statistic, TeacherLayer
 from .distill import divergences
-from .first_order import MeanStates, Scale, candidate_scales, first_order_parts, has_plain_logits, write_first_order
 from .observe import Batch, Call, LayerPair, Learner, learners_of, observe_calls, synthesized_weights
 
 SCALE_BATCHES = 4
 """The number of calls of a layer on which the scale is chosen."""
+SCALES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
+"""The candidates for the scale of first-order terms. The larger the term that no synthesizer can express, the smaller the best
+scale."""
+NOT_PLAIN = re.compile(r"rotary|rope|norm$|softcap|clip_qkv|^position_embeddings$")
+"""Names in the code of a stock forward whose logits are not plain products of two projections: rotations, norms of queries
+and keys, soft caps, and positions that are added before the projections."""
 
 
-def require_closed_form(pairs: Iterable[LayerPair]) -> None:
-    """Raise `InvalidConfigError` if a layer has no closed form."""
-    for learner in (learner for pair in pairs for learner in learners_of(pair)):
-        if _has_closed_form(learner):
-            continue
-        name, teacher = learner.synthesizer.config.variant, type(learner.pair.teacher).__name__
-        changes_queries = first_order_parts(learner.synthesizer) and not has_plain_logits(learner.pair.teacher)
-        raise InvalidConfigError(
-            f"method='average' has no closed form of {name!r} for layer {learner.pair.label!r}: {teacher} rotates, normalises, "
-            f"clips or shifts queries and keys before their product. Use random or factorized_random there, or "
-            f"method='auto' or 'distill'."
-            if changes_queries
-            else f"method='average' supports random, factorized_random, dense and factorized_dense, alone or with salience, and "
-            f"mixtures with dot_product; layer {learner.pair.label!r} is {name!r}. Use method='auto' or 'distill'."
-        )
+def has_plain_logits(stock: nn.Module) -> bool:
+    """Whether the logits of a stock attention module are `s · q_i · k_j`, with or without a position bias.
+
+    The names in its code tell, as for layer classes. False if no layer class understands the forward.
+    """
+    if not is_understood(stock):
+        return False
+    names = (name for code in code_of(type(stock)) for name in (*code.co_names, *code.co_varnames))
+    return not any(NOT_PLAIN.search(name) for name in names)
+
+
+def parts_with_closed_form(synthesizer: Synthesizer) -> list[Synthesizer]:
+    """The parts that take a closed form, in the order in which they are written.
+
+    Beside `dot_product` there are none: it computes the teacher's weights already. First-order terms come first. A part takes
+    the queries' term only if no other part competes with it. One more part takes what is left of the mean weights.
+    """
+    parts = [part for _, part in synthesizer.components()]
+    if any(part.is_stock for part in parts):
+        return []
+    is_alone = sum(not part.key_side for part in parts) == 1
+    parts = [part for part in parts if part.statistic is not None and part.can_fit]
+    first_order = [part for part in parts if part.is_first_order and (part.key_side or is_alone)]
+    return [*first_order, *[part for part in parts if not part.is_first_order][:1]]
+
+
+def _written_parts(learner: Learner) -> list[Synthesizer]:
+    """The same, without first-order terms if the teacher's logits are no plain dot products."""
+    parts = parts_with_closed_form(learner.synthesizer)
+    if not any(part.is_first_order for part in parts) or has_plain_logits(learner.pair.teacher):
+        return parts
+    return [part for part in parts if not part.is_first_order]
 
 
 def has_closed_form(pair: LayerPair) -> bool:
@@ -41,12 +76,36 @@ def has_closed_form(pair: LayerPair) -> bool:
 
 
 def _has_closed_form(learner: Learner) -> bool:
-    if has_dot_product(learner.synthesizer):
+    """Whether all terms of a synthesizer that have a closed form have one for this teacher, and there are some."""
+    if any(part.is_stock for _, part in learner.synthesizer.components()):
         return True
-    parts = first_order_parts(learner.synthesizer)
-    if parts and not has_plain_logits(learner.pair.teacher):
-        return False
-    return bool(table_parts(learner.synthesizer) or parts)
+    parts = _written_parts(learner)
+    return bool(parts) and parts == parts_with_closed_form(learner.synthesizer)
+
+
+def fitted_rate(learner: Learner) -> float:
+    """The factor of the learning rate after the closed form."""
+    return min((part.fitted_rate for part in _written_parts(learner)), default=1.0)
+
+
+def require_closed_form(pairs: Iterable[LayerPair]) -> None:
+    """Raise `InvalidConfigError` if a layer has no closed form."""
+    for learner in (learner for pair in pairs for learner in learners_of(pair)):
+        if _has_closed_form(learner):
+            continue
+        name, teacher = learner.synthesizer.config.variant, type(learner.pair.teacher).__name__
+        variants = [variant for variant in list_variants() if get_variant(variant).statistic]
+        tables = [
+            name for name in variants if not cast(type[Statistic], get_variant(name).statistic).needs_dot_products
+        ]
+        raise InvalidConfigError(
+            f"method='average' has no closed form of {name!r} for layer {learner.pair.label!r}: {teacher} rotates, normalises, "
+            f"clips or shifts queries and keys before their product. Use {' or '.join(tables)} there, or "
+            f"method='auto' or 'distill'."
+            if parts_with_closed_form(learner.synthesizer)
+            else f"method='average' supports {', '.join(variants)}, and mixtures with dot_product; layer "
+            f"{learner.pair.label!r} is {name!r}. Use method='auto' or 'distill'."
+        )
 
 
 def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches: Iterable[Batch]) -> None:
@@ -61,79 +120,106 @@ def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches
     """
     learners = [learner for pair in pairs for learner in learners_of(pair)]
     for learner in learners:
-        restore_dot_product(learner.synthesizer)
-    tables = {learner.pair.label for learner in learners if table_parts(learner.synthesizer)}
-    first_order = {learner.pair.label for learner in learners if _has_first_order(learner)}
-    pairs = [pair for pair in pairs if pair.label in tables | first_order]
-    if not pairs:
-        return
-    weights = {pair.label: MeanWeights(*_size(pair)) for pair in pairs if pair.label in tables}
-    states = {pair.label: MeanStates(pair) for pair in pairs if pair.label in first_order}
-    scale_calls: dict[str, list[Call]] = {label: [] for label in states}
-    for batch in batches:
-        observed = observe_calls(teacher, pairs, batch)
-        for label, call in ((label, call) for label, calls in observed.items() for call in calls):
-            if _is_padded_on_the_left(call):
-                raise InvalidConfigError(
-                    "A batch is padded on the left, so its columns are not the positions of its tokens. Set "
-                    "tokenizer.padding_side = 'right' for the transfer."
-                )
-            if label in weights:
-                weights[label].add(call)
-            if label in states:
-                states[label].add(call)
-                if len(scale_calls[label]) < SCALE_BATCHES:
-                    scale_calls[label].append(call)
+        learner.synthesizer.start_as_stock()
+    statistics: dict[tuple[str, int, type[Statistic]], Statistic] = {}  # groups of heads share those of their layer
+    forms = []
     for learner in learners:
-        label = learner.pair.label
-        if _has_first_order(learner):
-            statistics = _TeacherStatistics(states[label], weights.get(label), scale_calls[label])
-            _write_scaled(_best_scales(learner, statistics), learner, statistics)
-        elif table_parts(learner.synthesizer):
-            write_mean_weights(learner, weights[label])
+        form = _ClosedForm(learner, {}, [])
+        for part in _written_parts(learner):
+            cls = cast(type[Statistic], part.statistic)
+            key = (learner.pair.label, part.max_length, cls)
+            if key not in statistics:
+                statistics[key] = cls(teacher_layer(learner.pair, part))
+            form.statistics[part] = statistics[key]
+        forms += [form] if form.statistics else []
+    labels = {label for label, _, _ in statistics}
+    pairs = [pair for pair in pairs if pair.label in labels]
+    for batch in batches if pairs else ():
+        for label, calls in observe_calls(teacher, pairs, batch).items():
+            for call in calls:
+                if _is_padded_on_the_left(call):
+                    raise InvalidConfigError(
+                        "A batch is padded on the left, so its columns are not the positions of its tokens. Set "
+                        "tokenizer.padding_side = 'right' for the transfer."
+                    )
+                for (statistic_label, _, _), statistic in statistics.items():
+                    if statistic_label == label:
+                        statistic.add(call)
+                for form in forms:
+                    if form.learner.pair.label == label and form.first_order and len(form.scale_calls) < SCALE_BATCHES:
+                        form.scale_calls.append(call)
+    for form in forms:
+        form.write(form.best_scales())
 
 
-def _has_first_order(learner: Learner) -> bool:
-    return bool(first_order_parts(learner.synthesizer)) and has_plain_logits(learner.pair.teacher)
+Scale = tuple[float, float]
+"""The scale of a head's first-order terms, and one of the constants of its part (`Synthesizer.constants`)."""
 
 
 @dataclass(frozen=True)
-class _TeacherStatistics:
-    """What a closed form needs to know of the teacher's layer."""
+class _ClosedForm:
+    """The closed form of one learner: its parts with their statistics, and calls on which the scale is chosen."""
 
-    states: MeanStates
-    weights: MeanWeights | None
+    learner: Learner
+    statistics: dict[Synthesizer, Statistic]
     scale_calls: list[Call]
 
+    @property
+    def first_order(self) -> list[Synthesizer]:
+        """The parts with first-order terms."""
+        return [part for part in self.statistics if part.is_first_order]
 
-def _write_scaled(scales: list[Scale], learner: Learner, statistics: _TeacherStatistics) -> None:
-    mean_salience = write_first_order(learner, statistics.states, scales)
-    if statistics.weights is not None and table_parts(learner.synthesizer):
-        write_mean_weights(learner, statistics.weights, other_logits=mean_salience)
+    @torch.no_grad()
+    def write(self, scales: list[Scale]) -> None:
+        """Write all parts, with one scale for each head."""
+        terms, constants = torch.tensor(scales, dtype=torch.float64).unbind(-1)  # (h) each
+        alpha = self.learner.synthesizer.alpha()
+        other_logits: torch.Tensor | None = None
+        for part, statistic in self.statistics.items():
+            mean_logits = part.fit(
+                Fit(
+                    statistic,
+                    self.learner.heads,
+                    terms.unsqueeze(-1),
+                    constants,
+                    alpha.get(part.variant),
+                    other_logits,
+                    beside_keys=any(other.key_side and other is not part for other in self.first_order),
+                )
+            )
+            if mean_logits is not None:
+                other_logits = mean_logits if other_logits is None else other_logits + mean_logits
+
+    def best_scales(self) -> list[Scale]:
+        """For each head, the scale with the least divergence from the teacher. Heads that share a table share a scale."""
+        if not self.first_order:
+            return [(1.0, 1.0)] * len(self.learner.heads)
+        constants = max((part.constants for part in self.first_order), key=len)
+        candidates = list(itertools.product(SCALES, constants))
+        by_scale = torch.stack([self.divergences_at(scale) for scale in candidates])  # (candidates, h)
+        if any(part.table_heads < part.num_heads for part in self.statistics if not part.is_first_order):
+            by_scale = by_scale.mean(1, keepdim=True).expand_as(by_scale)
+        return [candidates[number] for number in by_scale.argmin(0).tolist()]
+
+    @torch.no_grad()
+    def divergences_at(self, scale: Scale) -> torch.Tensor:
+        """The divergence of each head from the teacher if its first-order terms have this scale, (h)."""
+        self.write([scale] * len(self.learner.heads))
+        student = self.learner.pair.student
+        total = torch.stack([divergences(call, synthesized_weights(student, call)) for call in self.scale_calls]).sum(
+            0
+        )
+        return total[list(self.learner.heads)].cpu()
 
 
-def _best_scales(learner: Learner, statistics: _TeacherStatistics) -> list[Scale]:
-    """For each head, the scale with the least divergence from the teacher. Heads that share a table share a scale."""
-    candidates = candidate_scales(learner.synthesizer)
-    by_scale = torch.stack([_divergences_at(scale, learner, statistics) for scale in candidates])  # (candidates, h)
-    if any(part.config.share_heads for part in table_parts(learner.synthesizer)):
-        by_scale = by_scale.mean(1, keepdim=True).expand_as(by_scale)
-    return [candidates[number] for number in by_scale.argmin(0).tolist()]
-
-
-@torch.no_grad()
-def _divergences_at(scale: Scale, learner: Learner, statistics: _TeacherStatistics) -> torch.Tensor:
-    """The divergence of each head from the teacher if its first-order terms have this scale, (h)."""
-    _write_scaled([scale] * len(learner.heads), learner, statistics)
-    student = learner.pair.student
-    total = torch.stack(
-        [divergences(call, synthesized_weights(student, call)) for call in statistics.scale_calls]
-    ).sum(0)
-    return total[list(learner.heads)].cpu()
-
-
-def _size(pair: LayerPair) -> tuple[int, int]:
-    return pair.student.synthesizer.num_heads, pair.student.synthesizer.max_length
+def teacher_layer(pair: LayerPair, part: Synthesizer) -> TeacherLayer:
+    """What the statistic of a part needs to know of the teacher's layer."""
+    projections = None
+    if part.is_first_order:
+        names = pair.student.projection_names
+        query, key = (cast(nn.Linear, projection_of(pair.teacher, names, name)) for name in ("query", "key"))
+        projections = (query, key)
+    return TeacherLayer(*pair.student.dimensions, part.max_length, projections, pair.student.logit_scaling)
 
 
 def _is_padded_on_the_left(call: Call) -> bool:

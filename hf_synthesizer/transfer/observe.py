@@ -21,6 +21,7 @@ from ..layers.projections import any_projection_names, find_projection_names, in
 from ..layers.sentence_transformers import model_in
 from ..logits.masks import AttentionMask
 from ..synthesizers import HeadGroups, Synthesizer
+from ..synthesizers.statistics import TeacherCall
 
 Batch = dict[str, Any]
 NOT_INPUTS = ("labels", "modality")
@@ -142,21 +143,11 @@ def observing(*models: PreTrainedModel, backend: str | None = None) -> Iterator[
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of a teacher's layer.
-
-    `hidden_states` (B, L, d) is the input, and `weights` (B, H, L, L) are the attention weights. `rows` (B, L) tells which
-    queries are tokens, and `pairs` (B, L, L) which keys a token may attend to. `position_bias` (1 or B, H, L, L) is the bias
-    that T5 and MPNet add to their logits.
-    """
+class Call(TeacherCall):
+    """One call of a teacher's layer, with its arguments."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    hidden_states: torch.Tensor
-    weights: torch.Tensor
-    rows: torch.Tensor
-    pairs: torch.Tensor
-    position_bias: torch.Tensor | None
 
 
 Calls = dict[str, list[Call]]
@@ -215,14 +206,9 @@ def _call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
     visible = visible.any(1).expand(batch, length, keys)  # (B, L, L): visible to some head
     rows = visible.diagonal(dim1=-2, dim2=-1)  # a token sees itself, and nothing sees padding
     hidden_states = args[0] if args else arguments["hidden_states"]
-    return Call(
-        args, kwargs, hidden_states, weights, rows, visible & rows.unsqueeze(-1), _position_bias(arguments, output)
-    )
-
-
-def _position_bias(arguments: dict[str, Any], output: tuple[Any, ...]) -> torch.Tensor | None:
-    """The position bias of a layer. T5's layers return it between output and weights; other layers get it as an argument."""
-    return output[1] if len(output) == 3 else arguments.get("position_bias")
+    # T5's layers return a position bias between output and weights; other layers get it as an argument.
+    position_bias = output[1] if len(output) == 3 else arguments.get("position_bias")
+    return Call(hidden_states, weights, rows, visible & rows.unsqueeze(-1), position_bias, args, kwargs)
 
 
 def weights_in(output: Any, module: nn.Module) -> torch.Tensor:

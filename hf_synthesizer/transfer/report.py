@@ -43,15 +43,7 @@ class TransferReport:
 
     def to_dict(self) -> dict:
         """A dict that `json.dumps` accepts."""
-        return {
-            "layers": [vars(layer) for layer in self.layers],
-            "error_before": self.error_before,
-            "error_after": self.error_after,
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "answers_before": self.answers_before,
-            "answers_after": self.answers_after,
-        }
+        return {**vars(self), "layers": [vars(layer) for layer in self.layers]}
 
     @classmethod
     def from_dict(cls, data: dict) -> TransferReport:

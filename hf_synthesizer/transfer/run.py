@@ -19,7 +19,8 @@ from transformers.utils import logging
 
 from ..errors import InvalidConfigError
 from ..layers.sentence_transformers import model_in
-from .closed_forms import require_closed_form, write_closed_forms
+from ..synthesizers import Synthesizer
+from .closed_forms import fitted_rate, require_closed_form, write_closed_forms
 from .distill import (
     answer_loss,
     fresh_parameters,
@@ -27,15 +28,12 @@ from .distill import (
     pretrained_parameters,
     weight_losses,
 )
-from .first_order import dense_part, has_plain_logits
 from .observe import Batch, LayerPair, learners_of, observing, pair_layers
 from .report import LayerTransfer, TransferReport
 from .resume import EndlessBatches, TransferCheckpoint
 
 HIDDEN, ANSWERS = "hidden states", "answers"
 METHODS = ("auto", "average", "distill")
-DENSE_RATE = 0.2
-"""The factor of the learning rate for layers whose closed form contains the stock projections: they start near the teacher."""
 FUSED_ADAMW = ("cpu", "cuda", "mps", "xpu")
 """Device types with a fused AdamW. On a CPU it is four times as fast as the other implementations."""
 ANSWER_RATE = 0.3
@@ -126,15 +124,10 @@ def transfer_attention(
     )
     learners = [learner for pair in pairs for learner in learners_of(pair)]
     synthesizers = [learner.synthesizer for learner in learners]
-    dense = [
-        learner.synthesizer
-        for learner in learners
-        if method == "auto" and dense_part(learner.synthesizer) and has_plain_logits(learner.pair.teacher)
-    ]
-    rates = [
-        (fresh_parameters(synthesizer for synthesizer in synthesizers if synthesizer not in dense), learning_rate),
-        (fresh_parameters(dense), DENSE_RATE * learning_rate),
-    ]
+    by_rate: dict[float, list[Synthesizer]] = {1.0: []}
+    for learner in learners:
+        by_rate.setdefault(fitted_rate(learner) if method == "auto" else 1.0, []).append(learner.synthesizer)
+    rates = [(fresh_parameters(group), rate * learning_rate) for rate, group in by_rate.items()]
     all_rates = [*rates, (pretrained_parameters(model, fresh_parameters(synthesizers)), backbone_learning_rate)]
     answer_rates = [(group, ANSWER_RATE * rate) for group, rate in all_rates]
     return transfer.run(

@@ -171,7 +171,7 @@ def suggest_heads(
         mixed_precision,
     ):
         costs = head_costs(teacher_with_head, gates, measured, {label: heads[label] for label in keys}, use_head)
-        config_with_options = SynthesizerConfig.create(**{**config.to_dict(), **options})
+        config_with_options = config.replace(**options)
         shared = {keys[label]: count for label, count in heads_of_a_key.items() if whole_keys}
         suggestion = HeadSuggestion(
             config_with_options, {keys[label]: row for label, row in costs.items()}, budgets[-1], shared=shared

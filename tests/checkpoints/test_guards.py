@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,11 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from transformers import AutoModel, Trainer, TrainingArguments
 
 from hf_synthesizer import CheckpointMismatchError, SynthesizerConfig, count_parameters, list_variants, patch_model
-from hf_synthesizer.layers.guard import Guard, fingerprint
+from hf_synthesizer.layers.guard import Guard
+from hf_synthesizer.synthesizers.fingerprint import fingerprint
 from tests.helpers.models import MIXTURES, batch, build, first_output
 
+ROOT = Path(__file__).parents[2]
 LAYER = "encoder.layer.0.attention.self"
 GUARD = f"{LAYER}.query.weight"
 OTHERS = {
@@ -40,7 +45,7 @@ OTHERS = {
     "two options": (
         ("sparse_strided", {"stride": 2}),
         ("sparse_fixed", {"stride": 8}),
-        "differ in more than one option",
+        "variant is 'sparse_strided', here it is 'sparse_fixed'; their stride is 2, here it is 8",
     ),
 }
 other_patches = pytest.mark.parametrize(("theirs", "ours", "message"), OTHERS.values(), ids=OTHERS)
@@ -68,6 +73,19 @@ def test_a_checkpoint_whose_config_says_otherwise_is_refused(
     patched(theirs).save_pretrained(tmp_path)
     with pytest.raises(CheckpointMismatchError, match=rf"{tmp_path.name}.*'{LAYER}'.*{message}"):
         AutoModel.from_pretrained(tmp_path, config=patched(ours).config)
+
+
+def test_a_checkpoint_of_another_process_says_how_it_differs(tmp_path: Path) -> None:
+    """The error compares the config.json of the folder with the config that the user hands over."""
+    patched(("sparse_strided", {"stride": 3})).save_pretrained(tmp_path / "theirs")
+    patched(("sparse_strided", {"stride": 5})).config.save_pretrained(tmp_path / "ours")
+    script = (
+        "import sys; from transformers import AutoConfig, AutoModel; import hf_synthesizer\n"
+        "AutoModel.from_pretrained(sys.argv[1], config=AutoConfig.from_pretrained(sys.argv[2]))"
+    )
+    arguments = [sys.executable, "-c", script, str(tmp_path / "theirs"), str(tmp_path / "ours")]
+    result = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert "their stride is 3, here it is 5" in result.stderr
 
 
 def test_trainer_does_not_resume_from_another_patch(tmp_path: Path) -> None:

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from hf_synthesizer.choices import hashing
 from hf_synthesizer.choices.hashing import Buckets
+from hf_synthesizer.synthesizers import lsh
 from tests.helpers import naive_choices
 
 TRANSFORMS = {
-    "lsh_simple": hashing.simple_lsh,
-    "alsh_simple": hashing.simple_alsh,
-    "alsh_xbox": hashing.xbox,
-    "alsh_xbox qnf": hashing.xbox_normalised,
-    "alsh_sign": hashing.sign_alsh,
-    "alsh_sign qnf": hashing.sign_alsh_normalised,
+    "lsh_simple": lsh.simple_lsh,
+    "alsh_simple": lsh.simple_alsh,
+    "alsh_xbox": lsh.xbox,
+    "alsh_xbox qnf": lsh.xbox_normalised,
+    "alsh_sign": lsh.sign_alsh,
+    "alsh_sign qnf": lsh.sign_alsh_normalised,
 }
 
 

@@ -13,16 +13,44 @@ import pytest
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 VARIANT_CHECK = """
+import copy, json, sys, tempfile
+from transformers import AutoModelForSequenceClassification
+from typer.testing import CliRunner
 from tests.helpers.models import batch, build, decoder
-from hf_synthesizer import list_variants
+from tests.helpers.teaching import loader, sharp
+from hf_synthesizer import InvalidConfigError, list_variants, transfer_attention
+from hf_synthesizer.cli.app import app
 assert "distance" in list_variants()
 model = patch_model(build("BertForSequenceClassification"), "distance+salience")
 model(**batch("BertForSequenceClassification")).logits.sum().backward()
 grads = [parameter.grad for name, parameter in model.named_parameters() if "log_slope" in name]
 assert len(grads) == 2 and all(grad.abs().max() > 0 for grad in grads)
-slopes = patch_model(build("BertForSequenceClassification"), "distance", slope=0.1).state_dict()
-slopes = [tensor for name, tensor in slopes.items() if "log_slope" in name]
+steep = patch_model(build("BertForSequenceClassification"), "distance", slope=0.1)
+slopes = [tensor for name, tensor in steep.state_dict().items() if "log_slope" in name]
 assert len(slopes) == 2 and all(torch.allclose(slope.exp(), torch.tensor(0.1)) for slope in slopes)
+try:
+    patch_model(build("BertForSequenceClassification"), "distance", slope="steep")
+except InvalidConfigError as error:
+    assert "slope must be a number, not 'steep'" in str(error)
+else:
+    raise AssertionError("a slope that is no number")
+teacher, batches = sharp("BertForSequenceClassification"), loader("BertForSequenceClassification")
+taught = patch_model(copy.deepcopy(teacher), "distance", slope=2.0)
+report = transfer_attention(taught, teacher, batches, method="average", progress=False)
+assert sum(layer.after for layer in report.layers) < sum(layer.before for layer in report.layers)
+with tempfile.TemporaryDirectory() as folder:
+    taught.save_pretrained(folder)
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert loaded.config.synthesizer["configs"] == [{"variant": "distance", "max_length": 24, "slope": 2.0}]
+    assert torch.equal(loaded(**batches[0]).logits, taught(**batches[0]).logits)
+    steep.load_state_dict(loaded.state_dict())  # the slope is no part of the fingerprint
+    build("BertForSequenceClassification").save_pretrained(folder + "/stock")
+    command = ["patch", folder + "/stock", "--variant", "distance", "--option", "slope=0.5", "--output", folder + "/patched"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert json.load(open(folder + "/patched/config.json"))["synthesizer"]["configs"][0]["slope"] == 0.5
+listing = CliRunner().invoke(app, ["variants", "distance"]).output
+assert "one slope" in listing and "slope = 0.05: how fast" in listing
 model = patch_model(decoder("t5"), "distance")
 ids, keep = torch.randint(2, 64, (2, 5)), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
 settings = dict(do_sample=False, max_new_tokens=4, min_new_tokens=4)

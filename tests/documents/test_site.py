@@ -64,13 +64,27 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 
 def test_the_table_of_variants_is_the_registry() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", VARIANTS, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]* \| [^|]*) \|$", VARIANTS, re.MULTILINE))
     assert set(rows) == set(list_variants())
     for name, row in rows.items():
         cls = get_variant(name)
         formula = cls.formula + (", not trained" if name == "fixed_random" else "")
         assert row == f"{formula} | {cls.parameter_formula}"
     assert f"| {MixtureSynthesizer.formula} | {MixtureSynthesizer.parameter_formula} |" in VARIANTS
+
+
+def test_paragraphs_and_options_of_variants_are_those_of_their_classes() -> None:
+    text = " ".join(VARIANTS.split())
+    paragraphs = {name: get_variant(name).documentation() for name in list_variants()}
+    assert not [name for name, paragraph in paragraphs.items() if not paragraph or paragraph not in text]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \| (.+) \|$", VARIANTS, re.MULTILINE)
+    names_of: dict[tuple[str, str, str], list[str]] = {}
+    for variant in list_variants():
+        for name, option in get_variant(variant).options.items():
+            default = "" if option.default is None else f"`{option.default!r}`"
+            names_of.setdefault((name, default or "–", option.help), []).append(f"`{variant}`")
+    declared = {(name, ", ".join(names), *rest) for (name, *rest), names in names_of.items()}
+    assert set(rows) == declared and len(rows) == len(declared)
 
 
 def test_each_message_of_troubleshooting_is_raised() -> None:

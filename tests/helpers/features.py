@@ -111,7 +111,7 @@ def claimed_kinds_are_tested(request: pytest.FixtureRequest, monkeypatch: pytest
     patched: set[str] = set()
     asked: set[str] = set()
     errors: list[BaseException] = []
-    install, check, start = swap.install, SynthesizerConfig.__post_init__, SynthesizerError.__init__
+    install, check, start = swap.install, SynthesizerConfig.__init__, SynthesizerError.__init__
 
     def watch_install(model: Any, attention_layers: Any, plan: Any, *saved: Any) -> Any:
         asked.update(kinds_of(plan, len(attention_layers)))
@@ -119,8 +119,8 @@ def claimed_kinds_are_tested(request: pytest.FixtureRequest, monkeypatch: pytest
         patched.update(kinds_of(plan, len(attention_layers)))
         return undo
 
-    def watch_config(config: SynthesizerConfig) -> None:
-        check(config)
+    def watch_config(config: SynthesizerConfig, *arguments: Any, **options: Any) -> None:
+        check(config, *arguments, **options)
         asked.add(kind_of(config.variant))
 
     def watch_error(error: SynthesizerError, *arguments: Any) -> None:
@@ -129,7 +129,7 @@ def claimed_kinds_are_tested(request: pytest.FixtureRequest, monkeypatch: pytest
 
     monkeypatch.setattr(swap, "install", watch_install)
     monkeypatch.setattr(installing, "install", watch_install)
-    monkeypatch.setattr(SynthesizerConfig, "__post_init__", watch_config)
+    monkeypatch.setattr(SynthesizerConfig, "__init__", watch_config)
     monkeypatch.setattr(SynthesizerError, "__init__", watch_error)
     yield
     for name, kinds, marker in made:

@@ -24,7 +24,8 @@ def naive_rows(synthesizer, values, hidden_states, keep, *, causal=False, bias=0
     config, options = synthesizer.config, {} if scaling is None else {"scaling": scaling}
     chooses = config.variant in CHOOSING
     options |= {"causal": causal, "max_length": synthesizer.max_length} if chooses else {"mixing": config.mixing}
-    options |= {name: getattr(config, name) for name in ("stride", "bucket_size", "qnf")} if chooses else {}
+    # The saved directions tell `num_hashes`.
+    options |= {name: value for name, value in config.options.items() if name != "num_hashes"} if chooses else {}
     rows = []
     for row, value, visible in zip(hidden_states.double().numpy(), values.double().numpy(), keep, strict=True):
         own = {"keep": visible.bool().tolist()} if chooses else {}

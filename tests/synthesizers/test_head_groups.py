@@ -150,9 +150,9 @@ def test_options_reach_the_groups_that_know_them() -> None:
     groups = {0: spec([("factorized_random", [0]), ("random+dense", [1])]), 1: "random"}
     model = patch_model(build("BertModel"), groups, rank=3, mixing="sum", max_length=20)
     config = model.encoder.layer[0].attention.self.synthesizer.config
-    assert [(group.rank, group.mixing, group.max_length) for group in config.groups] == [
+    assert [(group.options.get("rank"), group.mixing, group.max_length) for group in config.groups] == [
         (3, "softmax", 20),
-        (8, "sum", 20),
+        (None, "sum", 20),
     ]
     short = patch_model(build("BertModel"), "random", heads=[1])
     assert short.encoder.layer[1].attention.self.synthesizer.config.stock_heads == (0, 2)

@@ -16,7 +16,7 @@ STATIC = ("random", "fixed_random", "factorized_random")
 
 
 def synthesizer(variant: str, **options):
-    return randomize(build_synthesizer(SynthesizerConfig.create(variant, **options), WIDTH, HEADS, N))
+    return randomize(build_synthesizer(SynthesizerConfig(variant, **options), WIDTH, HEADS, N))
 
 
 def weights_of(layer: SynthesizerAttention, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from hf_synthesizer import InvalidConfigError, SynthesizerConfig, transfer_attention
-from hf_synthesizer.transfer import first_order
-from hf_synthesizer.transfer.average import MeanWeights, best_factors
-from hf_synthesizer.transfer.first_order import MeanStates
+from hf_synthesizer.synthesizers import FactorizedDenseSynthesizer, statistics
+from hf_synthesizer.synthesizers.factorized_random import best_factors
+from hf_synthesizer.synthesizers.statistics import MeanStates, MeanWeights, TeacherLayer
+from hf_synthesizer.transfer import closed_forms
 from hf_synthesizer.transfer.observe import observe_calls, observing, pair_layers
 from tests.helpers.models import MAX_LENGTH, batch, first_output
 from tests.helpers.teaching import HEADS, loader, recorded_weights, self_attentions, sharp, student_of
@@ -62,7 +63,7 @@ def test_constant_attention_is_the_mean_attention(head: str) -> None:
 
 
 def test_pairs_that_no_sequence_reached_go_on_along_their_diagonal() -> None:
-    means = MeanWeights(1, 4)
+    means = MeanWeights(TeacherLayer(8, 1, 8, 4))
     means.sum[0, :2, :2] = torch.tensor([[3.0, 1.0], [2.0, 2.0]])
     means.before[0, :2, 1] = torch.tensor([3.0, 2.0])
     means.count[:2, :2] = 4
@@ -70,7 +71,7 @@ def test_pairs_that_no_sequence_reached_go_on_along_their_diagonal() -> None:
     assert weights[0, 1].item() == pytest.approx(0.25)  # seen: as it is
     assert weights[2, 2].item() == pytest.approx(5 / 8)  # the mean of its diagonal
     assert weights[3, 2].item() == pytest.approx(0.5) and weights[3, 0].item() == pytest.approx(0.5)  # the nearest one
-    assert torch.isfinite(MeanWeights(2, 3).log()).all()
+    assert torch.isfinite(MeanWeights(TeacherLayer(8, 2, 4, 3)).log()).all()
 
 
 def test_factorized_random_takes_the_best_factors() -> None:
@@ -111,7 +112,8 @@ def test_shared_heads_take_the_mean_over_the_heads() -> None:
 def mean_states(model, teacher, inputs) -> MeanStates:
     """What the closed form knows of the first layer after one batch."""
     pair = pair_layers(model, teacher)[0]
-    means = MeanStates(pair)
+    part = closed_forms.parts_with_closed_form(pair.student.synthesizer)[0]
+    means = MeanStates(closed_forms.teacher_layer(pair, part))
     with observing(teacher, backend="eager"):
         means.add(observe_calls(teacher, [pair], inputs)[pair.label][0])
     return means
@@ -119,8 +121,8 @@ def mean_states(model, teacher, inputs) -> MeanStates:
 
 def test_dense_and_salience_take_the_logits_with_the_mean_on_the_other_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """S[h, i, j] = s · ((q_i − q̄) · k̄_j + q̄ · k_j) up to a constant a row; k̄_j over the tokens at j, q̄ over all."""
-    monkeypatch.setattr(first_order, "LIFT", 9.0)  # no hidden unit reaches relu's corner
-    monkeypatch.setattr(first_order, "SCALES", (1.0,))
+    monkeypatch.setattr(statistics, "LIFT", 9.0)  # no hidden unit reaches relu's corner
+    monkeypatch.setattr(closed_forms, "SCALES", (1.0,))
     teacher, inputs = sharp(HEADS["bert"]), loader(HEADS["bert"], count=1)[0]
     model = student_of(teacher, "dense+salience")
     transfer_attention(model, teacher, [inputs], method="average", progress=False)
@@ -168,9 +170,9 @@ def test_the_closed_forms_alone_bring_a_model_nearer(model_type: str, variant: s
 def test_factorized_dense_takes_the_nearest_sum_of_a_fine_and_a_coarse_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a constant a row, and to what is small where the constant is large: `z_i · (F[j mod a] + G[j div a])`, the least
     squares of `dense`'s `z_i · k̄_j` over the tokens."""
-    monkeypatch.setattr(first_order, "LIFT", 9.0)
-    monkeypatch.setattr(first_order, "SCALES", (1.0,))
-    monkeypatch.setattr(first_order, "CONSTANTS", (50.0,))
+    monkeypatch.setattr(statistics, "LIFT", 9.0)
+    monkeypatch.setattr(closed_forms, "SCALES", (1.0,))
+    monkeypatch.setattr(FactorizedDenseSynthesizer, "constants", (50.0,))
     teacher, inputs = sharp(HEADS["bert"]), loader(HEADS["bert"], count=1, length=12)[0]
     found = {}
     for variant, options in (("dense", {}), ("factorized_dense", {"factors": (6, 4)})):

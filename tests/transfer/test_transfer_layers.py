@@ -11,8 +11,8 @@ from torch import nn
 
 from benchmarks.model_types import tiny_models
 from hf_synthesizer import InvalidConfigError, patch_model, suggest_layers, transfer_attention
+from hf_synthesizer.transfer.closed_forms import has_plain_logits
 from hf_synthesizer.transfer.distill import divergence
-from hf_synthesizer.transfer.first_order import has_plain_logits
 from hf_synthesizer.transfer.observe import Call, LayerPair, observe_calls, observing, pair_layers, synthesized_weights
 
 PLAIN = ("albert", "bart", "clip", "distilbert", "gpt2", "mpnet", "opt", "vit", "wav2vec2", "whisper")

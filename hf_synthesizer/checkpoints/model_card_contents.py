@@ -59,7 +59,7 @@ def _variants(model: PreTrainedModel) -> list[dict[str, Any]]:
     rows = []
     for key, modules in layers.items():
         config = modules[0].synthesizer.config
-        settings = {"max_length": config.max_length, **config.non_default()}
+        settings = {"max_length": config.max_length or "any", **config.non_default()}
         rows.append(
             {
                 "variant": config.variant,

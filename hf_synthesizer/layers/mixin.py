@@ -78,7 +78,7 @@ class SynthesizerMixin(nn.Module):
         super().__init__(*args, **kwargs)
         config: LayerConfig = SynthesizerConfig(synthesizer) if isinstance(synthesizer, str) else synthesizer
         config = layer_config(config, query_heads(self))
-        if config.max_length is None:
+        if config.lacks_length:
             given = next((value for value in (*args, *kwargs.values()) if isinstance(value, PreTrainedConfig)), None)
             config = config.for_length(longest_sequence(given or self.config, self.stack))
         self.__class__ = serving_class(type(self), config, self)

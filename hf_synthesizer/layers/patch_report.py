@@ -74,8 +74,9 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
         module = attention_layer.module
         if isinstance(module, SynthesizerMixin):
             config = module.synthesizer.config
-            options = ", ".join(f"{key}={value}" for key, value in config.non_default().items())
-            note = f"max_length={config.max_length}" + (f", {options}" if options else "")
+            settings = {} if config.max_length is None else {"max_length": config.max_length}
+            note = ", ".join(f"{key}={value}" for key, value in {**settings, **config.non_default()}.items())
+            note = note or "any length"
             before, after = module.stock_logit_parameters, sum(map(count_parameters, module.logit_modules))
             layers.append(LayerReport(attention_layer.name, config.variant, before, after, note))
         else:

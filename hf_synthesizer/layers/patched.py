@@ -39,8 +39,8 @@ def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
 
 
 def max_length_of(model: nn.Module) -> int | None:
-    """The least max_length among the synthesized layers of a model; None where there are none."""
-    return min((layer.synthesizer.max_length for _, layer in synthesized_layers(model)), default=None)
+    """The least max_length among the synthesized layers of a model; None where none has one."""
+    return _least(layer for _, layer in synthesized_layers(model))
 
 
 def max_text_length(model: PreTrainedModel) -> int | None:
@@ -72,5 +72,9 @@ def max_generation_length(model: PreTrainedModel) -> int | None:
 
 
 def _least_max_length(attention_layers: Iterable[AttentionLayer]) -> int | None:
-    modules = (layer.module for layer in attention_layers)
-    return min((m.synthesizer.max_length for m in modules if isinstance(m, SynthesizerMixin)), default=None)
+    return _least(layer.module for layer in attention_layers)
+
+
+def _least(modules: Iterable[nn.Module]) -> int | None:
+    lengths = (module.synthesizer.max_length for module in modules if isinstance(module, SynthesizerMixin))
+    return min((length for length in lengths if length), default=None)

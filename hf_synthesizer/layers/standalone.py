@@ -59,11 +59,11 @@ class SynthesizerAttention(nn.Module):
         config: LayerConfig = layer_config(asked, num_heads)
         if max_length is not None and isinstance(config, HeadGroupsConfig):
             config = config.for_length(max_length)
-        if config.max_length is None:
+        if config.lacks_length:
             raise InvalidConfigError("max_length is missing: a synthesizer needs to know its longest sequence N.")
         self.num_heads = num_heads
         self.dropout = dropout
-        self.synthesizer = build_synthesizer(config, hidden_size, num_heads, config.max_length)
+        self.synthesizer = build_synthesizer(config, hidden_size, num_heads, config.max_length or 0)
         self.value = nn.Linear(hidden_size, hidden_size)
         self.output = nn.Linear(hidden_size, hidden_size)
 

@@ -9,6 +9,7 @@ import torch
 from ..errors import UnsupportedModelError
 from ..logits.forms import Explicit, Grouped, Logits, LowRank, Sum, weighted
 from ..logits.positions import Positions
+from ..logits.reach import Windowed
 from ..synthesizers import Synthesizer
 
 
@@ -45,6 +46,8 @@ def filled(logits: Logits, dot_products: Callable[[Sequence[int]], Logits]) -> L
     """The logits with `dot_products(heads)` in the places that were left for them."""
     if isinstance(logits, StockLogits):
         return dot_products(logits.heads)
+    if isinstance(logits, Windowed):
+        return Windowed(filled(logits.logits, dot_products), logits.window, logits.sinks, logits.positions)
     if isinstance(logits, Sum):
         return Sum([weighted(weight, filled(term, dot_products)) for weight, term in logits.terms])
     if isinstance(logits, Grouped):

@@ -133,7 +133,7 @@ class StockForwardLayer(ComparedHeads):
             members = list(synthesizer.members())
         for name, heads, group in members:
             given = StockDotProduct(group.hidden_size, group.num_heads, group.max_length, group.config)
-            given.heads = heads
+            given.heads, given.limits_reach = heads, not isinstance(group, MixtureSynthesizer)
             if isinstance(group, MixtureSynthesizer) and "dot_product" in group.parts:
                 group.parts["dot_product"] = given
             elif isinstance(group, DotProductSynthesizer):

@@ -41,7 +41,10 @@ def with_lengths(
         if attention_layer.label not in plan:
             continue
         config, layer_config = plan[attention_layer.label], config_of(attention_layer, model_config)
-        if config.max_length is None:
+        if config.takes_any_length and config.max_length is None:
+            filled[attention_layer.label] = config
+            continue
+        if config.lacks_length:
             own = longest_sequence(layer_config, attention_layer.stack)
             unnamed.append((attention_layer.module, config, own))
             config = config.for_length(own)

@@ -14,6 +14,8 @@ from .lsh import SignALSHSynthesizer, SimpleALSHSynthesizer, SimpleLSHSynthesize
 from .mixture import MixtureSynthesizer
 from .random import FixedRandomSynthesizer, RandomSynthesizer
 from .registry import get_variant, list_variants, register_variant
+from .relative import RelativeSynthesizer
+from .relative_dense import RelativeDenseSynthesizer
 from .routing import RoutingSynthesizer
 from .salience import SalienceSynthesizer
 from .sparse_patterns import SparseFixedSynthesizer, SparseStridedSynthesizer
@@ -27,6 +29,8 @@ __all__ = [
     "HeadGroups",
     "MixtureSynthesizer",
     "RandomSynthesizer",
+    "RelativeDenseSynthesizer",
+    "RelativeSynthesizer",
     "RoutingSynthesizer",
     "SalienceSynthesizer",
     "SignALSHSynthesizer",

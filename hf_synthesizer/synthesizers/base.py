@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import UnsupportedModelError
 from ..logits.forms import Logits
 from ..logits.positions import Positions
+from ..logits.reach import Windowed
 from .config import SynthesizerConfig
 from .options import Option
 from .statistics import Fit, Statistic
@@ -52,6 +53,8 @@ class Synthesizer(nn.Module):
     """The candidates of `Fit.constants`."""
     fitted_rate: ClassVar[float] = 1.0
     """The factor of the learning rate after `fit`, for a layer that would lose its closed form at a higher rate."""
+    limits_reach: bool = True
+    """Whether the option `window` applies here. A mixture applies it once, for all its parts."""
     is_static: ClassVar[bool] = False
     """Whether S does not depend on the input."""
     key_side: ClassVar[bool] = False
@@ -60,6 +63,8 @@ class Synthesizer(nn.Module):
     """Whether a query attends to a subset of the keys. Such a variant cannot be part of a mixture."""
     whole_sequence: ClassVar[bool] = False
     """Whether a query's logits depend on later tokens. Such a variant cannot serve a decoder."""
+    has_any_length: ClassVar[bool] = False
+    """Whether S is defined for any length: without `max_length` there is no longest sequence."""
     is_stock: ClassVar[bool] = False
     """Whether S is the logits of the pretrained stock layer."""
     stock_projections: ClassVar[tuple[str, str] | None] = None
@@ -76,6 +81,7 @@ class Synthesizer(nn.Module):
     ):
         super().__init__()
         self.config = config if config is not None else SynthesizerConfig(self.variant)
+        self.causal = False
         self.hidden_size = hidden_size
         self.num_heads = num_heads
         self.max_length = max_length
@@ -172,8 +178,11 @@ class Synthesizer(nn.Module):
             positions = Positions(hidden_states.shape[-2], hidden_states.shape[-2])
         if key_states is None:
             key_states = self.project_keys(hidden_states)
-        positions = positions.within(self.max_length, hidden_states.device)
-        return self.synthesize(hidden_states, key_states, positions)
+        if self.max_length:
+            positions = positions.within(self.max_length, hidden_states.device)
+        logits = self.synthesize(hidden_states, key_states, positions)
+        window = self.config.options.get("window") if self.limits_reach else None
+        return logits if window is None else Windowed(logits, window, self.config.sinks, positions)
 
     def split_heads(self, projected: torch.Tensor) -> torch.Tensor:
         """(B, L, H·x) → (B, H, L, x)."""
@@ -221,7 +230,10 @@ class Synthesizer(nn.Module):
 
     def new(self) -> Synthesizer:
         """Build another synthesizer with the same arguments."""
-        return type(self)(self.hidden_size, self.num_heads, self.max_length, self.config, head_dim=self.head_dim)
+        fresh = type(self)(self.hidden_size, self.num_heads, self.max_length, self.config, head_dim=self.head_dim)
+        if self.causal:
+            fresh.set_causal(True)
+        return fresh
 
     def set_causal(self, causal: bool) -> None:
         """Say whether the layer is causal, as in a decoder.
@@ -229,6 +241,7 @@ class Synthesizer(nn.Module):
         Raises:
             UnsupportedModelError: if it is, and the logits depend on the `whole_sequence`.
         """
+        self.causal = causal
         if causal and self.whole_sequence:
             raise UnsupportedModelError(
                 f"The variant {self.variant!r} chooses its keys over the whole sequence, so a decoder's query would "

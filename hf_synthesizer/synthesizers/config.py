@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from ..errors import InvalidConfigError, did_you_mean
-from .options import Option, require
+from .options import SINKS, Option, require
 from .registry import MIXING, get_variant, list_variants, split_variant, variant_options
 
 MAX_LENGTH = Option(None, "the number N of positions that the logits are built for", kind=int)
@@ -67,6 +67,11 @@ class SynthesizerConfig:
         }
         for name, value in settings.items():
             object.__setattr__(self, name, value)
+        if values.get("sinks", SINKS.default) != SINKS.default and values["window"] is None and not self.has_distances:
+            raise InvalidConfigError(
+                f"sinks={values['sinks']!r} has no meaning for the variant {self.variant!r} without a window. Add window=…, or "
+                f"leave sinks out."
+            )
         for part in parts:
             get_variant(part).require_options(self)
 
@@ -80,6 +85,21 @@ class SynthesizerConfig:
     def parts(self) -> tuple[str, ...]:
         """The names of the mixture's parts; one name for a variant that is no mixture."""
         return tuple(self.variant.split("+"))
+
+    @property
+    def has_distances(self) -> bool:
+        """Whether a part has logits by distance, which have sinks without a window too."""
+        return any("max_distance" in get_variant(part).options for part in self.parts)
+
+    @property
+    def takes_any_length(self) -> bool:
+        """Whether the logits need no `max_length`."""
+        return all(get_variant(part).has_any_length for part in self.parts)
+
+    @property
+    def lacks_length(self) -> bool:
+        """Whether the logits need a `max_length`, and none is named."""
+        return self.max_length is None and not self.takes_any_length
 
     def non_default(self) -> dict[str, Any]:
         """The options that differ from their defaults, variant and max_length left out."""
@@ -96,7 +116,7 @@ class SynthesizerConfig:
 
     def for_length(self, max_length: int) -> SynthesizerConfig:
         """With this `max_length`, where none is named."""
-        return self if self.max_length is not None else self.replace(max_length=max_length)
+        return self.replace(max_length=max_length) if self.lacks_length else self
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; only what differs from the defaults, so that a config file stays readable."""
@@ -188,8 +208,17 @@ class HeadGroupsConfig:
     @property
     def max_length(self) -> int | None:
         """The longest sequence that all groups can take."""
-        lengths = [group.max_length for group in self.groups]
-        return None if None in lengths else min(lengths)  # type: ignore[type-var]
+        return min((group.max_length for group in self.groups if group.max_length is not None), default=None)
+
+    @property
+    def takes_any_length(self) -> bool:
+        """Whether no group needs a `max_length`."""
+        return all(group.takes_any_length for group in self.groups)
+
+    @property
+    def lacks_length(self) -> bool:
+        """Whether a group needs a `max_length`, and none is named."""
+        return any(group.lacks_length for group in self.groups)
 
     def non_default(self) -> dict[str, Any]:
         """The options that differ from their defaults, and which heads are synthesized."""

@@ -23,6 +23,7 @@ class DotProductSynthesizer(Synthesizer):
     """
 
     formula = "(Wq x_i)[h] · (Wk x_j)[h] · scaling"
+    has_any_length = True
     parameter_formula = "2·d²"
     is_stock = True
     stock_projections = ("query", "key")

@@ -28,6 +28,7 @@ class HeadGroups(Synthesizer):
 
     formula = "S_g[h, i, j] for the heads h of group g"
     parameter_formula = "Σ"
+    limits_reach = False  # each group has its own window
     config: HeadGroupsConfig  # type: ignore[assignment]
 
     def __init__(
@@ -45,7 +46,7 @@ class HeadGroups(Synthesizer):
         group_configs = [(str(number), group) for number, group in enumerate(config.groups)]
         if config.stock_heads:
             group_configs.append(
-                (STOCK, SynthesizerConfig("dot_product", max_length=max_length, heads=config.stock_heads))
+                (STOCK, SynthesizerConfig("dot_product", max_length=max_length or None, heads=config.stock_heads))
             )
         self.groups = nn.ModuleDict(
             {
@@ -72,6 +73,7 @@ class HeadGroups(Synthesizer):
                 group.load_stock(rows_of(query, rows), rows_of(key, rows), scaling)
 
     def set_causal(self, causal: bool) -> None:
+        self.causal = causal
         for _, _, group in self.members():
             group.set_causal(causal)
 

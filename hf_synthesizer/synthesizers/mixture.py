@@ -35,6 +35,8 @@ class MixtureSynthesizer(Synthesizer):
         self.parts = nn.ModuleDict(
             {name: get_variant(name)(*sizes, config, head_dim=self.head_dim) for name in config.parts}
         )
+        for _, part in self.components():
+            part.limits_reach = False
         softmax = config.mixing == "softmax"
         self.weighted = [name for name in config.parts if not (softmax and get_variant(name).key_side)]
         if softmax and len(self.weighted) < 2:
@@ -68,6 +70,11 @@ class MixtureSynthesizer(Synthesizer):
             part.start_at_zero()
             if isinstance(part, DotProductSynthesizer) and name in alpha:
                 part.divide_by(alpha[name])
+
+    def set_causal(self, causal: bool) -> None:
+        super().set_causal(causal)
+        for _, part in self.components():
+            part.set_causal(causal)
 
     def start_at_zero(self) -> None:
         for _, part in self.components():

@@ -23,6 +23,7 @@ class Option:
         default: the value if the user names none.
         help: one line that says what the option does.
         kind: the type of the values, if the default is None. `tuple` stands for a pair of positive ints.
+        least: the smallest allowed number of an int.
         most: the largest allowed number.
         choices: the allowed strings.
         in_fingerprint: whether other values make another function of the same weights. False for an option that only sets
@@ -32,6 +33,7 @@ class Option:
     default: Any
     help: str
     kind: type | None = None
+    least: int = 1
     most: float = LARGEST
     choices: tuple[str, ...] = ()
     in_fingerprint: bool = True
@@ -57,9 +59,12 @@ class Option:
             return tuple(map(int, pair))
         elif kind in (int, float):
             is_number = (
-                is_positive_int(value) if kind is int else isinstance(value, Real) and not isinstance(value, bool)
+                is_int(value) and int(value) >= self.least
+                if kind is int
+                else isinstance(value, Real) and not isinstance(value, bool)
             )
-            require(is_number, name, value, "a positive int" if kind is int else "a number")
+            ints = "a positive int" if self.least == 1 else f"an int from {self.least} on"
+            require(is_number, name, value, ints if kind is int else "a number")
             require(value <= self.most, name, value, f"at most {self.most:,}")
             return kind(value)
         else:
@@ -67,12 +72,20 @@ class Option:
         return value
 
 
+WINDOW = Option(None, "a query sees the keys less than so many places away; None for all keys", kind=int)
+SINKS = Option(4, "the number of first tokens that every query sees through a window, and that have logits of their own in "
+    "variants by distance", least=0, most=1_024)
 SHARE_HEADS = Option(False, "whether all heads share one table or one set of columns")
+
+
+def is_int(value: Any) -> bool:
+    """Whether it is an int or a NumPy integer."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_positive_int(value: Any) -> bool:
     """Whether it is an int or a NumPy integer of at least 1."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
+    return is_int(value) and int(value) > 0
 
 
 def require(holds: bool, name: str, value: Any, allowed: str) -> None:

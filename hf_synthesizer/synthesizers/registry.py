@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InvalidConfigError, UnknownVariantError, did_you_mean
-from .options import Option
+from .options import SINKS, WINDOW, Option
 
 if TYPE_CHECKING:
     from .base import Synthesizer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MIXING = Option("softmax", "how the parts of a mixture are weighted", choices=("softmax", "sum"))
 """The option of mixtures."""
 
-SHARED_FIELDS = {"variant", "max_length", "mixing", "heads", "options"}
+SHARED_FIELDS = {"variant", "max_length", "mixing", "heads", "options", "window", "sinks"}
 """The fields of `SynthesizerConfig` that no variant declares."""
 _VARIANTS: dict[str, type[Synthesizer]] = {}
 
@@ -92,6 +92,8 @@ def variant_options(variant: str) -> dict[str, Option]:
     """
     parts = split_variant(variant)
     options: dict[str, Option] = {"mixing": MIXING} if len(parts) > 1 else {}
+    if not get_variant(parts[0]).chooses_keys:
+        options |= {"window": WINDOW, "sinks": SINKS}
     for part in parts:
         for name, option in get_variant(part).options.items():
             if options.setdefault(name, option) != option:

@@ -25,6 +25,7 @@ class SalienceSynthesizer(Synthesizer):
     """
 
     formula = "u[h] · x_j"
+    has_any_length = True
     parameter_formula = "d·H"
     key_side = True
     statistic = MeanStates

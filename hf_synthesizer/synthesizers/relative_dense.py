@@ -8,8 +8,10 @@ from torch import nn
 from ..device.matmul import linear
 from ..logits.forms import Logits
 from ..logits.positions import Positions
+from .distance_statistics import DistanceKeys
 from .registry import register_variant
 from .relative import DistanceSynthesizer
+from .statistics import Fit
 
 
 @register_variant("relative_dense")
@@ -24,6 +26,8 @@ class RelativeDenseSynthesizer(DistanceSynthesizer):
 
     formula = "relu(W1 x_i)[h] · W2[h, :, clip(j − i, −D, D)] + b2[h, clip(j − i, −D, D)] + F[h, j]"
     parameter_formula = "d² + d·(2·D + 1) + H·s"
+    statistic = DistanceKeys
+    fitted_rate = 0.2
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -39,6 +43,26 @@ class RelativeDenseSynthesizer(DistanceSynthesizer):
         if causal:
             self.columns = nn.Parameter(self.columns.detach()[:, : self.columns_of_distances].clone())
             self.bias = nn.Parameter(self.bias.detach()[:, : self.columns_of_distances].clone())
+
+    def distance_logits(self) -> torch.Tensor:
+        return self.bias
+
+    @property
+    def can_fit(self) -> bool:
+        return self.table_heads == self.num_heads
+
+    def fit(self, fit: Fit) -> None:
+        """`W1 = Wq`, and for each distance `W2 = s · k̄`, the mean key at that distance. `match` then chooses b2 and F."""
+        keys = (fit.scales.unsqueeze(-1) * fit.statistic.keys(fit.heads))[:, : self.columns_of_distances]
+        offset = fit.statistic.write_queries(self.hidden, fit)  # (h, d_h)
+        logits = fit.statistic.weights.logits()[list(fit.heads)][:, : self.columns_of_distances]
+        mean, _ = fit.statistic.query_mean_and_deviation()
+        mean = fit.statistic.of_heads(mean, fit.heads)
+        self.columns.copy_(keys)
+        # The mean over all queries is that of the mean weights.
+        self.bias.copy_(logits - torch.einsum("hnc,hc->hn", keys, offset if fit.beside_keys else offset + mean))
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
 
     def start_at_zero(self) -> None:
         nn.init.zeros_(self.columns)

@@ -7,8 +7,8 @@ variant compute its parameters from it (`Synthesizer.fit`). A variant may define
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +24,8 @@ class TeacherCall:
 
     `hidden_states` (B, L, d) is the input, and `weights` (B, H, L, L) are the attention weights. `rows` (B, L) tells which
     queries are tokens, and `pairs` (B, L, L) which keys a token may attend to. `position_bias` (1 or B, H, L, L) is the bias
-    that T5 and MPNet add to their logits.
+    that T5 and MPNet add to their logits. `rotation` is cosine and sine, (L, r) each, by which queries and keys at the positions from
+    0 on are rotated; None in a model without rotations.
     """
 
     hidden_states: torch.Tensor
@@ -32,6 +33,7 @@ class TeacherCall:
     rows: torch.Tensor
     pairs: torch.Tensor
     position_bias: torch.Tensor | None
+    rotation: tuple[torch.Tensor, torch.Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class TeacherLayer:
     """The teacher's layer: d = `hidden_size`, H = `num_heads`, d_h = `head_dim`, N = `max_length` of the synthesizer.
 
     `projections` are its query and key projections, and `scaling` is the factor of their product. `projections` is None for
-    statistics that do not need dot products.
+    statistics that do not need dot products. `options` are those of the variant.
     """
 
     hidden_size: int
@@ -48,6 +50,7 @@ class TeacherLayer:
     max_length: int
     projections: tuple[nn.Linear, nn.Linear] | None = None
     scaling: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Statistic:
@@ -55,6 +58,8 @@ class Statistic:
 
     needs_dot_products: ClassVar[bool] = False
     """Whether it needs the teacher's projections. Then `fit` writes first-order terms, and each head chooses their scale."""
+    knows_rotations: ClassVar[bool] = False
+    """Whether it serves dot products of rotated queries and keys too (Llama)."""
 
     def __init__(self, layer: TeacherLayer):
         self.layer = layer
@@ -203,6 +208,9 @@ class MeanStates(Statistic):
     @torch.no_grad()
     def add(self, call: TeacherCall) -> None:
         """Add one batch, padded on the right."""
+        if not self.layer.max_length and call.rows.shape[-1] > len(self.sum):  # no longest sequence
+            more = call.rows.shape[-1] - len(self.sum)
+            self.sum, self.count = (nn.functional.pad(tensor, (0, 0, 0, more)) for tensor in (self.sum, self.count))
         length = min(call.rows.shape[-1], len(self.sum))
         rows = call.rows[:, :length]
         states = call.hidden_states[:, :length].float()

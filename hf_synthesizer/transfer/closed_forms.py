@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -21,11 +21,15 @@ from ..layers.layer_classes import is_understood
 from ..layers.projections import projection_of
 from ..layers.stock_code import code_of
 from ..synthesizers import Synthesizer, list_variants
+from ..synthesizers.distance_statistics import DistanceSums
 from ..synthesizers.registry import get_variant
+from ..synthesizers.relative import DistanceSynthesizer
 from ..synthesizers.statistics import Fit, Statistic, TeacherLayer
 from .distill import divergences
 from .observe import Batch, Call, LayerPair, Learner, learners_of, observe_calls, synthesized_weights
 
+MATCH_BATCHES, MATCH_STEPS = 8, 12
+"""The number of calls of a layer on which logits by distance are matched to the teacher's weights, and of steps."""
 SCALE_BATCHES = 4
 """The number of calls of a layer on which the scale is chosen."""
 SCALES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
@@ -45,6 +49,15 @@ def has_plain_logits(stock: nn.Module) -> bool:
         return False
     names = (name for code in code_of(type(stock)) for name in (*code.co_names, *code.co_varnames))
     return not any(NOT_PLAIN.search(name) for name in names)
+
+
+def has_rotated_logits(stock: nn.Module) -> bool:
+    """Whether the logits of a stock attention module are plain products of queries and keys that are rotated as Llama does."""
+    code = code_of(type(stock))
+    names = {name for each in code for name in (*each.co_names, *each.co_varnames)}
+    rotates = "apply_rotary_pos_emb" in names and "position_embeddings" in names
+    others = {name for name in names if NOT_PLAIN.search(name)} - {"apply_rotary_pos_emb"}
+    return rotates and not others
 
 
 def parts_with_closed_form(synthesizer: Synthesizer) -> list[Synthesizer]:
@@ -67,7 +80,8 @@ def _written_parts(learner: Learner) -> list[Synthesizer]:
     parts = parts_with_closed_form(learner.synthesizer)
     if not any(part.is_first_order for part in parts) or has_plain_logits(learner.pair.teacher):
         return parts
-    return [part for part in parts if not part.is_first_order]
+    rotated = has_rotated_logits(learner.pair.teacher)
+    return [part for part in parts if not part.is_first_order or (rotated and part.statistic.knows_rotations)]  # type: ignore[union-attr]
 
 
 def has_closed_form(pair: LayerPair) -> bool:
@@ -121,18 +135,18 @@ def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches
     learners = [learner for pair in pairs for learner in learners_of(pair)]
     for learner in learners:
         learner.synthesizer.start_as_stock()
-    statistics: dict[tuple[str, int, type[Statistic]], Statistic] = {}  # groups of heads share those of their layer
+    statistics: dict[tuple[str, int, type[Statistic], str], Statistic] = {}  # groups of heads share those of their layer
     forms = []
     for learner in learners:
-        form = _ClosedForm(learner, {}, [])
+        form = _ClosedForm(learner, {})
         for part in _written_parts(learner):
             cls = cast(type[Statistic], part.statistic)
-            key = (learner.pair.label, part.max_length, cls)
+            key = (learner.pair.label, part.max_length, cls, str(part.config.options))
             if key not in statistics:
                 statistics[key] = cls(teacher_layer(learner.pair, part))
             form.statistics[part] = statistics[key]
         forms += [form] if form.statistics else []
-    labels = {label for label, _, _ in statistics}
+    labels = {label for label, *_ in statistics}
     pairs = [pair for pair in pairs if pair.label in labels]
     for batch in batches if pairs else ():
         for label, calls in observe_calls(teacher, pairs, batch).items():
@@ -142,27 +156,68 @@ def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches
                         "A batch is padded on the left, so its columns are not the positions of its tokens. Set "
                         "tokenizer.padding_side = 'right' for the transfer."
                     )
-                for (statistic_label, _, _), statistic in statistics.items():
+                for (statistic_label, *_), statistic in statistics.items():
                     if statistic_label == label:
                         statistic.add(call)
                 for form in forms:
-                    if form.learner.pair.label == label and form.first_order and len(form.scale_calls) < SCALE_BATCHES:
-                        form.scale_calls.append(call)
+                    if form.learner.pair.label == label:
+                        form.keep(call)
     for form in forms:
         form.write(form.best_scales())
+    for pair in pairs:
+        match_distances([form for form in forms if form.learner.pair is pair and form.by_distance])
+
+
+def match_distances(forms: list[_ClosedForm]) -> None:
+    """Give logits by distance the weights that the teacher has at each distance, in a few steps of iterative scaling.
+
+    `forms` are those of one layer. The student's other logits, such as salience, take part.
+    """
+    for _ in range(MATCH_STEPS if forms else 0):
+        student, totals = forms[0].learner.pair.student, {}
+        for call in forms[0].match_calls:
+            weights = synthesized_weights(student, call)
+            for form in forms:
+                sums = form.distance_sums(weights, call.pairs)
+                totals[form] = sums if form not in totals else totals[form].plus(sums)
+        for form, found in totals.items():
+            form.by_distance[0].match(form.wanted[0], found, form.learner.synthesizer.alpha().get(form.by_distance[0].variant))
 
 
 Scale = tuple[float, float]
 """The scale of a head's first-order terms, and one of the constants of its part (`Synthesizer.constants`)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _ClosedForm:
     """The closed form of one learner: its parts with their statistics, and calls on which the scale is chosen."""
 
     learner: Learner
     statistics: dict[Synthesizer, Statistic]
-    scale_calls: list[Call]
+    scale_calls: list[Call] = field(default_factory=list)
+    match_calls: list[Call] = field(default_factory=list)
+    """Calls without their weights, on which the weights at each distance are compared."""
+    wanted: list[DistanceSums] = field(default_factory=list)
+    """The teacher's weights at each distance in these calls, as one item."""
+
+    @property
+    def by_distance(self) -> list[DistanceSynthesizer]:
+        """The part with logits by distance, if there is one."""
+        return [part for part in self.statistics if isinstance(part, DistanceSynthesizer)]
+
+    def keep(self, call: Call) -> None:
+        """Keep a call, if calls are needed again."""
+        if self.first_order and len(self.scale_calls) < SCALE_BATCHES:
+            self.scale_calls.append(call)
+        if self.by_distance and len(self.match_calls) < MATCH_BATCHES:
+            sums = self.distance_sums(call.weights, call.pairs)
+            self.wanted[:] = [sums if not self.wanted else self.wanted[0].plus(sums)]
+            self.match_calls.append(replace(call, weights=call.weights[..., :0]))
+
+    def distance_sums(self, weights: torch.Tensor, pairs: torch.Tensor) -> DistanceSums:
+        """The sums of the learner's heads, of all weights (B, H, L, L) of the layer."""
+        config = self.by_distance[0].config
+        return DistanceSums.of(weights[:, list(self.learner.heads)], pairs, config.max_distance, config.sinks)
 
     @property
     def first_order(self) -> list[Synthesizer]:
@@ -219,7 +274,7 @@ def teacher_layer(pair: LayerPair, part: Synthesizer) -> TeacherLayer:
         names = pair.student.projection_names
         query, key = (cast(nn.Linear, projection_of(pair.teacher, names, name)) for name in ("query", "key"))
         projections = (query, key)
-    return TeacherLayer(*pair.student.dimensions, part.max_length, projections, pair.student.logit_scaling)
+    return TeacherLayer(*pair.student.dimensions, part.max_length, projections, pair.student.logit_scaling, part.config.options)
 
 
 def _is_padded_on_the_left(call: Call) -> bool:

@@ -208,7 +208,11 @@ def _call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
     hidden_states = args[0] if args else arguments["hidden_states"]
     # T5's layers return a position bias between output and weights; other layers get it as an argument.
     position_bias = output[1] if len(output) == 3 else arguments.get("position_bias")
-    return Call(hidden_states, weights, rows, visible & rows.unsqueeze(-1), position_bias, args, kwargs)
+    rotation = arguments.get("position_embeddings")
+    if rotation is not None:
+        rotation = rotation[0][0], rotation[1][0]
+    pairs = visible & rows.unsqueeze(-1)
+    return Call(hidden_states, weights, rows, pairs, position_bias, rotation, args, kwargs)
 
 
 def weights_in(output: Any, module: nn.Module) -> torch.Tensor:

@@ -31,7 +31,12 @@ def logit(
     if variant == "dot_product":
         query, key = (np.split(linear(state, name, x[t]), heads)[h] for name, t in (("query", i), ("key", j)))
         return options.get("scaling", 1 / math.sqrt(len(query))) * sum(q * k for q, k in zip(query, key, strict=True))
+    if variant == "relative":
+        return distance_logit(state["table"][h], state["sinks"][h], i, j, **options)
     hidden = np.split(np.maximum(linear(state, "hidden", x[i]), 0.0), heads)[h]
+    if variant == "relative_dense":
+        row = state["columns"][h] @ hidden + state["bias"][h]
+        return distance_logit(row, state["sinks"][h], i, j, **options)
     if variant == "dense":
         return sum(u * w for u, w in zip(hidden, state["columns"][h, j], strict=True)) + state["bias"][h, j]
     if variant == "factorized_dense":
@@ -39,6 +44,14 @@ def logit(
         outer = hidden @ state["outer_weight"][h] + state["outer_bias"][h, 0]
         return inner[j % len(inner)] * outer[j // len(inner)]
     raise KeyError(variant)
+
+
+def distance_logit(
+    row: np.ndarray, sinks: np.ndarray, i: int, j: int, max_distance: int = 128, first: int = 0, **_
+) -> float:
+    """row[clip(j − i, −D, D or 0) + D] + sinks[j − first]; `first` is the row's first token."""
+    column = min(max(j - i, -max_distance) + max_distance, len(row) - 1)
+    return row[column] + (sinks[j - first] if 0 <= j - first < len(sinks) else 0.0)
 
 
 def mixing_weight(variant: str, part: str, state: dict[str, np.ndarray], h: int, mixing: str) -> float:

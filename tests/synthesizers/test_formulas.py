@@ -28,7 +28,7 @@ def naive_rows(synthesizer, values, hidden_states, keep, *, causal=False, bias=0
     options |= {name: value for name, value in config.options.items() if name != "num_hashes"} if chooses else {}
     rows = []
     for row, value, visible in zip(hidden_states.double().numpy(), values.double().numpy(), keep, strict=True):
-        own = {"keep": visible.bool().tolist()} if chooses else {}
+        own = {"keep": visible.bool().tolist()} if chooses else {"first": int(visible.bool().int().argmax())}
         scores = naive.logits(config.variant, numpy_state(synthesizer), row, synthesizer.num_heads, **options, **own)
         rows.append(naive.attention(scores + bias, value, visible.bool().tolist(), causal))
     weights, outputs = zip(*rows, strict=True)

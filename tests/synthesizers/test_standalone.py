@@ -22,6 +22,8 @@ COUNTS = {
     "factorized_dense": D * D + D * (A + B),
     "dot_product": 2 * D * D,
     "salience": D * H,
+    "relative": H * (257 + 4),
+    "relative_dense": D * D + D * 257 + H * 4,
     **dict.fromkeys(CHOOSING, D * D),
 }
 SHARED = {

@@ -27,7 +27,7 @@ from transformers.core_model_loading import (
 from ..layers.patched import synthesized_layers
 
 AS_IN_MEMORY: ContextVar[bool] = ContextVar("AS_IN_MEMORY", default=False)
-"""Whether a checkpoint is read that has the names of memory: old ones of ours, of models whose names Transformers converts."""
+"""Whether the names in a checkpoint are those in memory, as `save_pretrained(save_original_format=False)` writes them."""
 
 
 def convert_as_stock(stock: type[PreTrainedModel], patched: type[PreTrainedModel]) -> None:

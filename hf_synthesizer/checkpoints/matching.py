@@ -9,12 +9,6 @@ from transformers import PreTrainedModel
 from ..errors import CheckpointMismatchError
 from ..layers.patched import synthesized_layers
 
-OTHERWISE = (
-    "If its config.json has no 'served_by', another transformers may have served the layer otherwise: load it with that one "
-    "(transformers_version) and save it again."
-)
-"""The way out of what checkpoints of before `served_by` cannot say."""
-
 
 def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any, ignore_mismatched: bool) -> None:
     """Compare what was loaded with what `config.json` promises.
@@ -29,7 +23,7 @@ def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any,
         raise CheckpointMismatchError(
             f"The checkpoint {str(checkpoint)!r} lacks {len(missing)} tensors of its synthesized layers, among them "
             f"{missing[0]!r}; its config.json promises them. If it is a stock checkpoint, load it with the stock class "
-            f"and patch it with patch_model(), or use from_pretrained_patched(); else save it again from the model. {OTHERWISE}"
+            f"and patch it with patch_model(), or use from_pretrained_patched(); else save it again from the model."
         )
     present = tuple(dict(model.named_modules()))
     for key in sorted(info["unexpected_keys"]):
@@ -38,14 +32,14 @@ def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any,
         if key.startswith(patched) or separator and any(n == layer or n.endswith(f".{layer}") for n in present):
             raise CheckpointMismatchError(
                 f"The checkpoint {str(checkpoint)!r} holds the tensor {key!r}, for which the field 'synthesizer' of its "
-                f"config.json has no place. Repair that field, or save the checkpoint again from the model. {OTHERWISE}"
+                f"config.json has no place. Repair that field, or save the checkpoint again from the model."
             )
     for key, found, expected in sorted(info["mismatched_keys"]):
         ours = ".synthesizer." in key or key.startswith(patched)
         if ours or not ignore_mismatched:
             remedy = (
                 "Repair the field 'synthesizer' of config.json (max_length, rank, factors and share_heads decide the "
-                f"shape), or save the checkpoint again from the model. {OTHERWISE}"
+                "shape), or save the checkpoint again from the model."
                 if ours
                 else "Repair config.json, or pass ignore_mismatched_sizes=True to start this tensor afresh."
             )

@@ -15,9 +15,6 @@ from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..synthesizers.config import MIXINGS, HeadGroupsConfig, LayerConfig, SynthesizerConfig
 from ..synthesizers.registry import list_variants
 
-UNKNOWN = 0
-"""The value of guards that were written before there were fingerprints: names and shapes have to do."""
-
 
 class Guard(nn.Module):
     """Stands in a patched layer under the name of a projection that is gone, and holds one integer, its `weight` (1,).
@@ -27,7 +24,7 @@ class Guard(nn.Module):
     - A stock class does not mind what is missing: it would give the projection random weights, and a warning. What none
       accepts is a shape that does not fit, and no projection has the shape (1,).
     - Names and shapes do not tell `stride=2` from `stride=8`. The integer does: it is the `fingerprint` of the layer's
-      configuration, and whoever brings another one is refused. 0, the guard of old checkpoints, is accepted.
+      configuration, and whoever brings another one is refused.
 
     An integer, so that `half()` and `to(dtype)` leave it alone; a buffer, so that nothing trains or counts it. It is
     compared when a state dict is loaded, when Transformers has filled a model (see `SynthesizerModelMixin`), when the
@@ -70,7 +67,7 @@ class Guard(nn.Module):
         own = fingerprint(self.guarded)
         value = found.double().item()
         # Somebody may have cast a whole state dict to another dtype.
-        if value not in (UNKNOWN, torch.tensor(own, dtype=torch.float64).to(found.dtype).double().item()):
+        if value != torch.tensor(own, dtype=torch.float64).to(found.dtype).double().item():
             raise CheckpointMismatchError(
                 f"The tensors for {where} belong to a layer that is patched in another way: "
                 f"{_what_differs(self.guarded, int(value) if abs(value) < 2**53 else 0)} This layer is "

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from transformers.cache_utils import Cache
 
 BACKENDS = ("eager", "sdpa")
-SINCE_THEN = ".mixing_change"
-"""A tensor that checkpoints of `mixing="sum"` did not have at first: α itself was in `mixing_weights`, and this is 0."""
 
 
 class SynthesizerMixin(nn.Module):
@@ -148,9 +146,7 @@ class SynthesizerMixin(nn.Module):
         Trainer loads its checkpoints so; a stock one would leave the synthesizer as it was, with no more than a
         warning.
         """
-        names = [
-            name for name in self.state_dict() if name.startswith("synthesizer.") and not name.endswith(SINCE_THEN)
-        ]
+        names = [name for name in self.state_dict() if name.startswith("synthesizer.")]
         require_tensors(state_dict, prefix, names, beside=f"{self.projection_names.value}.weight")
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -14,7 +14,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
 from ..layers.guard import Guard
-from ..layers.mixin import SINCE_THEN
 from ..synthesizers.base import LOADED
 from .initialization import initialize_layers
 
@@ -40,8 +39,6 @@ class SynthesizerModelMixin:
         # the base's layers as soon as they are there.
         if type(around) is not type(config) or around.synthesizer != config.synthesizer:
             rebuild(self)  # type: ignore[arg-type]
-        missing = self._keys_to_ignore_on_load_missing or ()  # type: ignore[has-type]
-        self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model; to the model

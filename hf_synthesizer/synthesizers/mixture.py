@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -84,13 +84,6 @@ class MixtureSynthesizer(Synthesizer):
         else:
             weights = self.mixing_weights + self.mixing_change
         return dict(zip(self.weighted, weights.unbind(-1), strict=True))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Checkpoints of before `mixing_change` have α itself as `mixing_weights`."""
-        weights = state_dict.get(f"{prefix}mixing_weights")
-        if isinstance(weights, torch.Tensor) and hasattr(self, "mixing_change"):
-            state_dict.setdefault(f"{prefix}mixing_change", torch.zeros_like(weights))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def static_table(self) -> torch.Tensor | None:
         alpha = self.alpha()

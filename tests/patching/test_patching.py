@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel
 from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -21,7 +19,6 @@ from hf_synthesizer import (
     SynthesizerBertSelfAttention,
     SynthesizerConfig,
     SynthesizerT5Attention,
-    fuse_for_inference,
     patch_model,
     patch_report,
     unpatch_model,
@@ -75,32 +72,6 @@ def test_weight_decay_leaves_a_sum_with_dot_product_as_it_is() -> None:
         optimizer.step()
     assert plain.item() == pytest.approx(0.905, abs=1e-3) and len(mixing) == 2
     torch.testing.assert_close(run(model, inputs), before, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("way", ["from_pretrained", "load_state_dict", "fused"])
-def test_a_sum_that_was_saved_with_its_weights_as_they_are(tmp_path: Path, way: str) -> None:
-    """The form of checkpoints of before: α itself in `mixing_weights`, and nothing beside it."""
-    model, inputs = patch_model(build("BertModel"), "random+dot_product", mixing="sum"), batch("BertModel")
-    state = model.state_dict()
-    for name in state:
-        if name.endswith("mixing_weights"):
-            state[name].normal_()  # in place: what the model computes with
-    expected = run(model, inputs)
-    old = {name: tensor.clone() for name, tensor in state.items() if not name.endswith("mixing_change")}
-    if way == "from_pretrained":
-        model.save_pretrained(tmp_path, state_dict=old)
-        loaded = AutoModel.from_pretrained(tmp_path)
-        assert sum(name.endswith("mixing_change") for name in loaded.state_dict()) == 2
-    else:
-        loaded = patch_model(build("BertModel"), "random+dot_product", mixing="sum")
-        if way == "fused":
-            fuse_for_inference(loaded)
-        with torch.no_grad():
-            for name, parameter in loaded.named_parameters():
-                if name.endswith("mixing_change"):
-                    parameter.fill_(3.0)
-        loaded.load_state_dict(old)
-    torch.testing.assert_close(run(loaded, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", [*HEADS, *LAYER_CLASSES])

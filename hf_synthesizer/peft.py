@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from .errors import CheckpointMismatchError, NotPatchedError
-from .layers.attention_layers import find_attention_layers
+from .layers.finding.attention_layers import find_attention_layers
+from .layers.finding.projections import find_projection_names
 from .layers.mixin import SynthesizerMixin
 from .layers.patched import is_patched, stock_class
-from .layers.projections import find_projection_names
 from .layers.sentence_transformers import model_in
 
 if TYPE_CHECKING:

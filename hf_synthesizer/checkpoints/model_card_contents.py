@@ -16,7 +16,7 @@ from transformers.modelcard import (
     parse_log_history,
 )
 
-from ..layers.attention_layers import find_attention_layers
+from ..layers.finding.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
 from ..layers.patch_report import patch_report
 from ..layers.patched import TAGS, max_text_length, stock_class

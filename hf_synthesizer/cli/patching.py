@@ -164,7 +164,7 @@ def require_matching_plan(model: Any, plan: Path) -> None:
     Raises:
         CommandError: if it was made for another model.
     """
-    from ..layers.attention_layers import find_attention_layers
+    from ..layers.finding.attention_layers import find_attention_layers
 
     measured, layers = read_plan(plan).costs, len(find_attention_layers(model)[0])
     if measured and len(measured) != layers:

@@ -22,12 +22,8 @@ from ..synthesizers.config import LayerConfig, SynthesizerConfig, layer_config
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
 from .caching import dropped_tokens, extend, require_known_arguments
-from .guard import Guard, require_tensors
-from .layer_classes import serving_class
-from .lengths import longest_sequence
-from .norms import set_norms_aside
-from .own_forwards import move_hooks, require_plain_call
-from .projections import (
+from .finding.layer_classes import serving_class
+from .finding.projections import (
     OUTPUT_DROPOUTS,
     ProjectionNames,
     dropout_probability,
@@ -38,6 +34,10 @@ from .projections import (
     projection_of,
     query_heads,
 )
+from .guard import Guard, require_tensors
+from .lengths import longest_sequence
+from .norms import set_norms_aside
+from .own_forwards import move_hooks, require_plain_call
 
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache

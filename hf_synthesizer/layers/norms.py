@@ -7,7 +7,7 @@ import copy
 from torch import nn
 
 from ..synthesizers.config import LayerConfig
-from .layer_classes import NORMS
+from .finding.layer_classes import NORMS
 
 
 def set_norms_aside(layer: nn.Module, config: LayerConfig) -> None:

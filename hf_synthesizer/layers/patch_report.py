@@ -8,9 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..synthesizers.parameters import count_parameters
-from .attention_layers import find_attention_layers
+from .finding.attention_layers import find_attention_layers
+from .finding.projections import find_projection_names, projection_of
 from .mixin import SynthesizerMixin
-from .projections import find_projection_names, projection_of
 from .sentence_transformers import model_in
 
 

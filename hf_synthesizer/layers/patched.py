@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 from transformers import PreTrainedModel
 
-from .attention_layers import AttentionLayer, find_attention_layers
+from .finding.attention_layers import AttentionLayer, find_attention_layers
+from .finding.stock_classes import CLASSES
 from .mixin import SynthesizerMixin
-from .stock_classes import CLASSES
 
 TAGS = ("synthesizer", "hf_synthesizer")
 """What a patched model is found by on the Hub. Trainer writes a model's tags into its card."""

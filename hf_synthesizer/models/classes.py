@@ -10,8 +10,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checkpoints.conversions import convert_as_stock
 from ..errors import UnsupportedModelError
-from ..layers.layer_classes import synthesizer_class
-from ..layers.stock_classes import CLASSES, PREFIX, find_attention, find_config_or_model
+from ..layers.finding.layer_classes import synthesizer_class
+from ..layers.finding.stock_classes import CLASSES, PREFIX, find_attention, find_config_or_model
 from .model_mixin import SynthesizerModelMixin
 from .model_types import MODEL_TYPE_PREFIX
 from .towers import TowerConfig

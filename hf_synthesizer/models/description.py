@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckpointMismatchError, InvalidConfigError, SynthesizerError
-from ..layers.attention_layers import AttentionLayer
-from ..layers.projections import query_heads
+from ..layers.finding.attention_layers import AttentionLayer
+from ..layers.finding.projections import query_heads
 from ..synthesizers.config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
 from ..version import HOW_TO_INSTALL
 from .served import Served

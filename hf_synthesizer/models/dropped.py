@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import SynthesizerError, UnsupportedModelError
-from ..layers.attention_layers import AttentionLayer, find_attention_layers
+from ..layers.finding.attention_layers import AttentionLayer, find_attention_layers
 from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
 from .description import plan_to_json

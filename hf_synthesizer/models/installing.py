@@ -16,9 +16,9 @@ from ..errors import (
     CheckpointMismatchError,
     InvalidConfigError,
 )
-from ..layers.attention_layers import AttentionLayer, find_attention_layers
+from ..layers.finding.attention_layers import AttentionLayer, find_attention_layers
+from ..layers.finding.stock_classes import is_stock_model
 from ..layers.patched import TAGS
-from ..layers.stock_classes import is_stock_model
 from .classes import config_class, describes_patch, model_class
 from .description import Description, Plan, config_for_layer, plan_from_json, plan_to_json
 from .own_config import OwnConfig, replace_configs

@@ -14,7 +14,7 @@ from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPI
 
 from ..checkpoints.auto import auto_model_classes
 from ..errors import CheckpointMismatchError
-from ..layers.stock_classes import CLASSES
+from ..layers.finding.stock_classes import CLASSES
 from ..version import HOW_TO_INSTALL, __version__
 
 

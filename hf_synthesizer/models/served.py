@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..layers import find_layer_class, synthesizer_class
-from ..layers.attention_layers import AttentionLayer
+from ..layers.finding.attention_layers import AttentionLayer
 from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
 from ..layers.stock_forward import StockForwardLayer

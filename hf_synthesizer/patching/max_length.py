@@ -8,9 +8,9 @@ from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from ..errors import InvalidConfigError
-from ..layers.attention_layers import AttentionLayer
+from ..layers.finding.attention_layers import AttentionLayer
+from ..layers.finding.projections import find_projection_names, head_dim, in_features, query_heads
 from ..layers.lengths import known_length, longest_sequence
-from ..layers.projections import find_projection_names, head_dim, in_features, query_heads
 from ..synthesizers import build_synthesizer
 from ..synthesizers.config import LayerConfig
 

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean
-from ..layers.attention_layers import AttentionLayer
+from ..layers.finding.attention_layers import AttentionLayer
 from ..models.description import Plan, config_for_layer
 from ..synthesizers.config import LayerConfig, SynthesizerConfig
 from ..synthesizers.registry import variant_options

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import NoMatchingLayerError, did_you_mean, first_line
-from ..layers.attention_layers import AttentionLayer
+from ..layers.finding.attention_layers import AttentionLayer
 
 Layers = Iterable[int] | slice | Callable[[str, nn.Module], bool] | Mapping[str, Any] | None
 

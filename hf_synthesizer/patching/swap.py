@@ -15,7 +15,7 @@ from ..errors import (
     NotPatchedError,
     UnsupportedModelError,
 )
-from ..layers.attention_layers import find_attention_layers
+from ..layers.finding.attention_layers import find_attention_layers
 from ..layers.patched import is_patched, synthesized_layers
 from ..layers.sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts
 from ..models.installing import Undo, install, set_class

@@ -19,9 +19,9 @@ from typing import cast
 import torch
 from torch import nn
 
-from ..layers.layer_classes import is_understood
-from ..layers.projections import projection_of
-from ..layers.stock_code import code_of
+from ..layers.finding.layer_classes import is_understood
+from ..layers.finding.projections import projection_of
+from ..layers.finding.stock_code import code_of
 from ..synthesizers import DenseSynthesizer, FactorizedDenseSynthesizer, SalienceSynthesizer, Synthesizer
 from .average import has_dot_product, parts_of
 from .observe import Call, LayerPair, Learner

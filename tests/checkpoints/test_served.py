@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_synthesizer import CheckpointMismatchError, SynthesizerConfig, patch_model
-from hf_synthesizer.layers import layer_classes
+from hf_synthesizer.layers.finding import layer_classes
 from hf_synthesizer.layers.patched import synthesized_layers
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
 from tests.helpers.models import batch, build, first_output

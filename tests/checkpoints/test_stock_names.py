@@ -20,8 +20,8 @@ from hf_synthesizer import UnsupportedModelError, patch_model, unpatch_model
 from hf_synthesizer.checkpoints import conversions
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
 from hf_synthesizer.checkpoints.conversions import stock_names
+from hf_synthesizer.layers.finding.model_types import served_types
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from hf_synthesizer.layers.model_types import served_types
 from tests.helpers.layers import TEXT
 from tests.helpers.models import build, first_output
 from tests.transfer.test_transfer_layers import tiny_models

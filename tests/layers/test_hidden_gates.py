@@ -17,9 +17,9 @@ from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from hf_synthesizer import UnsupportedModelError, patch_model
 from hf_synthesizer.layers import find_layer_class
-from hf_synthesizer.layers.even_attention import Copies, equals_stock
+from hf_synthesizer.layers.finding.even_attention import Copies, equals_stock
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from hf_synthesizer.layers.rotary import RotaryDecoderLayer
+from hf_synthesizer.layers.signatures.rotary import RotaryDecoderLayer
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
 from tests.helpers.layers import GROUPED
 from tests.helpers.models import batch, build, first_output

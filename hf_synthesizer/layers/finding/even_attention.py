@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ..device.autocast import without_autocast
-from ..synthesizers.config import SynthesizerConfig
-from ..synthesizers.stock_weights import is_quantized
+from ...device.autocast import without_autocast
+from ...synthesizers.config import SynthesizerConfig
+from ...synthesizers.stock_weights import is_quantized
 from .projections import ProjectionNames, find_projection_names, head_dim, in_features, out_features
 
 if TYPE_CHECKING:
-    from .mixin import SynthesizerMixin
+    from ..mixin import SynthesizerMixin
 
 LENGTH, ROWS = 3, 2
 TOLERANCE = 1e-3

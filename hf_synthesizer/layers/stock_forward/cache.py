@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers.cache_utils import Cache
 
-from .caching import grouped, store, ungrouped
+from ..caching import grouped, store, ungrouped
 
 if TYPE_CHECKING:
-    from .stock_forward import Call, StockForwardLayer
+    from .layer import Call, StockForwardLayer
 
 
 class KeySideCache(Cache):

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import InvalidConfigError, UnsupportedModelError
+from ...errors import InvalidConfigError, UnsupportedModelError
 from .hints import way_out
 from .stock_classes import CLASSES, is_stock_model, register_outside_classes
 from .stock_code import uses_attention_interface

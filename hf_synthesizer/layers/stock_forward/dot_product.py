@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..errors import UnsupportedModelError
-from ..logits.forms import Explicit, Grouped, Logits, LowRank, Sum, weighted
-from ..logits.positions import Positions
-from ..synthesizers import Synthesizer
+from ...errors import UnsupportedModelError
+from ...logits.forms import Explicit, Grouped, Logits, LowRank, Sum, weighted
+from ...logits.positions import Positions
+from ...synthesizers import Synthesizer
 
 
 class StockDotProduct(Synthesizer):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from .mixin import SynthesizerMixin
+from ..mixin import SynthesizerMixin
 from .model_types import is_attention, model_type_of
 
 CROSS = re.compile("cross|encoder_attn|encdec|encoder_attention", re.IGNORECASE)

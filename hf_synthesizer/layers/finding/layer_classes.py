@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from ..errors import InvalidConfigError, UnsupportedModelError
-from ..synthesizers.config import HeadGroupsConfig, LayerConfig
-from ..synthesizers.stock_weights import is_quantized
+from ...errors import InvalidConfigError, UnsupportedModelError
+from ...synthesizers.config import HeadGroupsConfig, LayerConfig
+from ...synthesizers.stock_weights import is_quantized
 from .even_attention import equals_stock
 from .projections import find_projection_names, head_dim, query_heads, value_heads
 from .stock_classes import CLASSES, name_of_attention
 from .stock_code import names_used, uses_attention_interface
 
 if TYPE_CHECKING:
-    from .mixin import SynthesizerMixin
+    from ..mixin import SynthesizerMixin
 
 LAYER_CLASSES: list[type[SynthesizerMixin]] = []
 """The registered layer classes, in the order in which they are asked; the layer that keeps the stock forward stands apart."""
@@ -199,7 +199,7 @@ def synthesizer_class(
     Made at its first use, and importable from `hf_synthesizer.models` by its name. With `as_saved` a layer class serves wherever one
     fits (`fitting_layer_class`), because a checkpoint was served so.
     """
-    from .stock_forward import StockForwardLayer
+    from ..stock_forward.layer import StockForwardLayer
 
     found = find_layer_class(stock)
     layer_class = fitting_layer_class(stock) if as_saved and found is None else found
@@ -236,7 +236,7 @@ def serving_class(cls: type[SynthesizerMixin], config: LayerConfig, layer: nn.Mo
     Raises:
         UnsupportedModelError: where it does, and there is no attention interface through which it could be kept.
     """
-    from .stock_forward import StockForwardLayer
+    from ..stock_forward.layer import StockForwardLayer
 
     if issubclass(cls, StockForwardLayer):
         return cls

@@ -16,18 +16,18 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from ..errors import UnsupportedModelError
-from ..logits.forms import Logits
-from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
-from ..synthesizers.config import LayerConfig
-from .caching import dropped_tokens, past_length, self_attention_cache, tokens_before
+from ...errors import UnsupportedModelError
+from ...logits.forms import Logits
+from ...synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
+from ...synthesizers.config import LayerConfig
+from ..caching import dropped_tokens, past_length, self_attention_cache, tokens_before
+from ..finding.layer_classes import is_understood
+from ..finding.projections import any_projection_names, find_projection_names, head_dim, in_features, query_heads
+from ..finding.stock_code import asks_for_backend, uses_attention_interface
+from ..mixin import says_positions
+from .cache import KeySideCache
 from .compared_heads import ComparedHeads
-from .layer_classes import is_understood
-from .mixin import says_positions
-from .projections import any_projection_names, find_projection_names, head_dim, in_features, query_heads
-from .stock_code import asks_for_backend, uses_attention_interface
-from .stock_dot_product import StockDotProduct, dot_product, filled, of_heads
-from .stock_forward_cache import KeySideCache
+from .dot_product import StockDotProduct, dot_product, filled, of_heads
 
 NAME = "hf_synthesizer"
 """What our attention function is called in Transformers' interface."""

@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..errors import UnsupportedModelError
-from ..synthesizers.stock_weights import rows_of
+from ...errors import UnsupportedModelError
+from ...synthesizers.stock_weights import rows_of
 
 SEPARATE = (
     # query, key, value, and the names that the output projection may have beside them

@@ -7,14 +7,14 @@ from typing import cast
 import torch
 from torch import nn
 
-from ..device.matmul import linear
-from ..logits.forms import HeadPartition
-from ..synthesizers import HeadGroups
-from ..synthesizers.stock_weights import rows_of
-from .layer_classes import takes_fewer_heads
-from .mixin import SynthesizerMixin
-from .projections import fused_rows, head_rows, value_heads
-from .stock_dot_product import StockDotProduct
+from ...device.matmul import linear
+from ...logits.forms import HeadPartition
+from ...synthesizers import HeadGroups
+from ...synthesizers.stock_weights import rows_of
+from ..finding.layer_classes import takes_fewer_heads
+from ..finding.projections import fused_rows, head_rows, value_heads
+from ..mixin import SynthesizerMixin
+from .dot_product import StockDotProduct
 
 
 class ComparedHeads(SynthesizerMixin):

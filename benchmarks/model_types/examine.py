@@ -18,10 +18,9 @@ from hf_synthesizer.errors import InvalidConfigError, SequenceTooLongError, Synt
 from hf_synthesizer.layers import synthesizer_class
 from hf_synthesizer.layers.finding import stock_classes
 from hf_synthesizer.layers.finding.attention_layers import AttentionLayer, find_attention_layers
-from hf_synthesizer.layers.lengths import known_length
+from hf_synthesizer.layers.lengths import config_of, known_length
 from hf_synthesizer.layers.mixin import SynthesizerMixin
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
-from hf_synthesizer.patching.max_length import config_of
 
 FIELDS = ("model_type", "model", "attention", "stacks", "layer_class", "status", "why", *LAWS, "transformers")
 SERVED, REFUSED, WRONG, NOT_BUILT = "served", "refused", "wrong", "not built"

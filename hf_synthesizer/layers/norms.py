@@ -1,4 +1,4 @@
-"""Norms of queries and keys in layers that compare nothing."""
+"""Norms of queries and keys in layers that compare no tokens."""
 
 from __future__ import annotations
 

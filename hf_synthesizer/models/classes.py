@@ -1,4 +1,4 @@
-"""The synthesized classes of stock classes: each is made when it is first asked for, and stands in `hf_synthesizer.models`."""
+"""Makes the synthesized classes of stock classes, each at its first use, and adds them to `hf_synthesizer.models`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..layers.finding.layer_classes import synthesizer_class
 from ..layers.finding.stock_classes import CLASSES, PREFIX, find_attention, find_config_or_model
 from .model_mixin import SynthesizerModelMixin
 from .model_types import MODEL_TYPE_PREFIX
+from .registration import register_auto_classes
 from .towers import TowerConfig
 
 
@@ -63,7 +64,7 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
 
     def make() -> type[PreTrainedConfig]:
-        return type(
+        cls = type(
             f"{PREFIX}{stock.__name__}",
             (TowerConfig, stock) if stock.base_config_key else (stock,),
             {
@@ -75,14 +76,10 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
                 "base_model_tp_plan": _without_attention(stock.base_model_tp_plan),
             },
         )
-
-    cls = _kept(stock, make)
-    if cls not in _REGISTERED:
-        from .registration import register_auto_classes
-
-        _REGISTERED.add(cls)
         register_auto_classes(stock, cls)
-    return cls
+        return cls
+
+    return _kept(stock, make)
 
 
 def _without_attention(plan: dict[str, str] | None) -> dict[str, str] | None:
@@ -93,19 +90,16 @@ def _without_attention(plan: dict[str, str] | None) -> dict[str, str] | None:
 
 
 _ATTENTION = re.compile(r"(^|\.)(self_)?att(entio)?n(\.|$)")
-_REGISTERED: set[type[PreTrainedConfig]] = set()
 
 
 def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """`SynthesizerXxx` of a model class, which builds the patched layers that its config describes."""
-    # This makes the model class too, for Auto classes.
-    synthesizer_config = config_class(cast(type[PreTrainedConfig], stock.config_class))
 
     def make() -> type[PreTrainedModel]:
         members = {
             "__module__": CLASSES,
             "__doc__": f"`{stock.__name__}` with synthesized self-attention.",
-            "config_class": synthesizer_config,
+            "config_class": config_class(cast(type[PreTrainedConfig], stock.config_class)),
         }
         cls = type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
         convert_as_stock(stock, cls)
@@ -115,15 +109,14 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 def _kept(stock: type, make: Any) -> Any:
-    """What was made of a stock class before, or is made now; under its name in this module."""
-    made = _MADE.get(stock)
-    if made is None:
-        made = _MADE[stock] = make()
-        setattr(sys.modules[CLASSES], made.__name__, made)
-    return made
+    """The synthesized class of a stock class. The first call makes it, and adds it to `hf_synthesizer.models` under its name."""
+    if stock not in _SYNTHESIZED:
+        cls = _SYNTHESIZED[stock] = make()
+        setattr(sys.modules[CLASSES], cls.__name__, cls)
+    return _SYNTHESIZED[stock]
 
 
-_MADE: dict[type, type] = {}
+_SYNTHESIZED: dict[type, type] = {}
 
 
 def stock_of(patched: type) -> type:
@@ -133,7 +126,7 @@ def stock_of(patched: type) -> type:
         UnsupportedModelError: for any other class.
     """
     for cls in patched.__mro__:
-        for stock, made in _MADE.items():
-            if made is cls:
+        for stock, synthesized in _SYNTHESIZED.items():
+            if synthesized is cls:
                 return stock
     raise UnsupportedModelError(f"{patched.__name__} is no synthesized class.")

@@ -40,7 +40,7 @@ class OwnConfig:
                 if isinstance(value, PreTrainedConfig) and isinstance(other, PreTrainedConfig):
                     waiting.append((value, other))
 
-    def stock_again(self, current: PreTrainedConfig) -> PreTrainedConfig:
+    def restore_stock(self, current: PreTrainedConfig) -> PreTrainedConfig:
         """The stock object, with what was set on the patched model's config since, such as the size of a vocabulary."""
         for name, value in current.__dict__.items():
             if name == "architectures":  # of the patched class, where it was saved

@@ -1,24 +1,29 @@
-"""The self-attention layers of a model: what each stack of them is called, and which number each layer has."""
+"""Finds the self-attention layers of a model, and gives each stack a name and each layer an index."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from ...synthesizers import Synthesizer
 from ..mixin import SynthesizerMixin
 from .model_types import is_attention, model_type_of
 
-CROSS = re.compile("cross|encoder_attn|encdec|encoder_attention", re.IGNORECASE)
-"""What models call the attention of a decoder to its encoder."""
+CROSS_ATTENTION = re.compile("cross|encoder_attn|encdec|encoder_attention", re.IGNORECASE)
+"""In the names of a decoder's attention to its encoder."""
+
+Stack = tuple[str, ...]
+"""The words in the names of a stack's layers, without numbers."""
 
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One attention layer of a model: its dotted name, its stack ("encoder"), its index there, and the module."""
+    """One attention layer of a model: its dotted name, its stack ("encoder"), its index in the stack, and the module."""
 
     name: str
     stack: str
@@ -29,61 +34,75 @@ class AttentionLayer:
     def label(self) -> str:
         return f"{self.stack}.{self.index}"
 
+    @property
+    def synthesizer(self) -> Synthesizer | None:
+        """The layer's synthesizer; None for a stock layer."""
+        return self.module.synthesizer if isinstance(self.module, SynthesizerMixin) else None
 
-def find_attention_layers(model: PreTrainedModel) -> tuple[list[AttentionLayer], list[str]]:
-    """The self-attention layers of a model, and the names of its cross-attention layers.
 
-    A stack is a series of layers whose names differ in their numbers alone. It is called after the first word by which its
-    name differs from the other stacks' ("encoder", "text_model", "visual"); the only stack of a model is its "decoder" if
-    it is causal, and else its "encoder".
+class AttentionLayers(NamedTuple):
+    """The self-attention layers of a model, and the names of its cross-attention layers."""
+
+    layers: list[AttentionLayer]
+    cross_attention: list[str]
+
+
+def find_attention_layers(model: PreTrainedModel) -> AttentionLayers:
+    """The attention layers of a model, stock or synthesized.
+
+    A stack is a series of layers whose names differ only in their numbers. Its name is the first word by which its layers
+    differ from those of other stacks ("encoder", "text_model", "visual"). The only stack of a model is its "decoder" if it is
+    causal, else its "encoder".
 
     Raises:
-        UnsupportedModelError: for what is no Transformers model.
+        UnsupportedModelError: for anything but a Transformers model.
     """
     model_type = model_type_of(model)
-    own: list[tuple[str, nn.Module]] = []
-    cross = []
+    self_attention: dict[str, nn.Module] = {}
+    cross_attention = []
     for name, module in model.named_modules():
         if not isinstance(module, SynthesizerMixin) and not is_attention(module, model_type):
             continue
         if _is_cross_attention(name, module):
-            cross.append(name)
+            cross_attention.append(name)
         elif _attends_to_its_input(module):
-            own.append((name, module))
-    groups: dict[tuple[str, ...], list[tuple[str, nn.Module]]] = {}
-    for name, module in own:
-        words = tuple(word for word in name.split(".") if not word.isdigit())
-        groups.setdefault(words, []).append((name, module))
-    stacks = _stack_names(groups)
-    attention_layers = [
-        AttentionLayer(name, stacks[words], index, module)
-        for words, members in groups.items()
-        for index, (name, module) in enumerate(members)
-    ]
-    order = {name: place for place, (name, _) in enumerate(own)}
-    return sorted(attention_layers, key=lambda attention_layer: order[attention_layer.name]), cross
+            self_attention[name] = module
+    stacks: dict[Stack, list[nn.Module]] = {}
+    for name, module in self_attention.items():
+        stacks.setdefault(_stack_of(name), []).append(module)
+    names = _stack_names(stacks)
+    layers, depths = [], dict.fromkeys(stacks, 0)
+    for name, module in self_attention.items():
+        stack = _stack_of(name)
+        layers.append(AttentionLayer(name, names[stack], depths[stack], module))
+        depths[stack] += 1
+    return AttentionLayers(layers, cross_attention)
+
+
+def _stack_of(name: str) -> Stack:
+    return tuple(word for word in name.split(".") if not word.isdigit())
 
 
 def _is_cross_attention(name: str, module: nn.Module) -> bool:
     if getattr(module, "is_cross_attention", False):
         return True
-    return bool(CROSS.search(".".join(name.split(".")[-2:])) or re.search("Cross", type(module).__name__))
+    return bool(CROSS_ATTENTION.search(".".join(name.split(".")[-2:])) or re.search("Cross", type(module).__name__))
 
 
 def _attends_to_its_input(module: nn.Module) -> bool:
-    """Whether a forward takes hidden states, and not queries, keys and values that others have made."""
+    """Whether a forward takes hidden states, and not queries, keys and values that other modules have projected."""
     _, *parameters = inspect.signature(type(module).forward).parameters  # the object may have been given another one
     return parameters[:1] == ["hidden_states"]
 
 
-def _stack_names(groups: dict[tuple[str, ...], list[tuple[str, nn.Module]]]) -> dict[tuple[str, ...], str]:
-    if len(groups) == 1:
-        (words, members), *_ = groups.items()
+def _stack_names(stacks: dict[Stack, list[nn.Module]]) -> dict[Stack, str]:
+    if len(stacks) == 1:
+        (words, modules), *_ = stacks.items()
         named = next((word for word in ("encoder", "decoder") if word in words), None)
-        return {words: named or ("decoder" if getattr(members[0][1], "is_causal", False) else "encoder")}
-    names: dict[tuple[str, ...], str] = {}
-    for words in groups:
-        others = [other for other in groups if other != words]
+        return {words: named or ("decoder" if getattr(modules[0], "is_causal", False) else "encoder")}
+    names: dict[Stack, str] = {}
+    for words in stacks:
+        others = [other for other in stacks if other != words]
         for length in range(1, len(words) + 1):
             if not any(other[:length] == words[:length] for other in others):
                 names[words] = words[length - 1]
@@ -91,5 +110,5 @@ def _stack_names(groups: dict[tuple[str, ...], list[tuple[str, nn.Module]]]) -> 
         else:
             names[words] = "_".join(words)
     if len(set(names.values())) < len(names):
-        return {words: "_".join(words) for words in groups}
+        return {words: "_".join(words) for words in stacks}
     return names

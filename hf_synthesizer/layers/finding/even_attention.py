@@ -63,7 +63,7 @@ def _compare(cls: type[SynthesizerMixin], layer: nn.Module) -> bool | None:
         if projection_names is None:
             return None  # it says so itself when it is built
         _attend_evenly(stock, projection_names)
-        ours = cls.twin_of(stock, SynthesizerConfig("random", max_length=LENGTH))
+        ours = cls.from_stock_unchecked(stock, SynthesizerConfig("random", max_length=LENGTH))
         for parameter in ours.synthesizer.parameters():
             nn.init.zeros_(parameter)
         for given in _inputs(stock):

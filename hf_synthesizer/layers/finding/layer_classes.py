@@ -1,4 +1,4 @@
-"""Which layer class serves a stock attention class, and the synthesized class that comes of it."""
+"""Which layer class serves a stock attention class, and the synthesized class of both."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from ...errors import InvalidConfigError, UnsupportedModelError
+from ...errors import InvalidConfigError
 from ...synthesizers.config import HeadGroupsConfig, LayerConfig
 from ...synthesizers.stock_weights import is_quantized
+from ..refusals import unsupported
 from .even_attention import equals_stock
-from .projections import find_projection_names, head_dim, query_heads, value_heads
+from .projections import find_projection_names, head_dim, names_of_projections, query_heads, value_heads
 from .stock_classes import CLASSES, name_of_attention
 from .stock_code import names_used, uses_attention_interface
 
@@ -19,112 +20,45 @@ if TYPE_CHECKING:
     from ..mixin import SynthesizerMixin
 
 LAYER_CLASSES: list[type[SynthesizerMixin]] = []
-"""The registered layer classes, in the order in which they are asked; the layer that keeps the stock forward stands apart."""
+"""The registered layer classes, the last registered first. The layer that keeps the stock forward is not among them."""
 
 _CLASSES: dict[tuple[type[nn.Module], bool], type[SynthesizerMixin]] = {}
 
 UNDERSTOOD = frozenset(
-    [
-        "ALL_ATTENTION_FUNCTIONS",
-        "get_interface",
-        "eager_attention_forward",
-        "_attn_implementation",
-        "config",
-        "training",
-        "layer_idx",
-        "update",
-        "shape",
-        "size",
-        "view",
-        "reshape",
-        "transpose",
-        "contiguous",
-        "unsqueeze",
-        "dtype",
-        "to",
-        "float",
-        "torch",
-        "cat",
-        "bool",
-        "isinstance",
-        "ValueError",
-        "getattr",
-        "get",
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "out_proj",
-        "dense",
-        "projection_layer",
-        "query",
-        "key",
-        "value",
-        "q_lin",
-        "k_lin",
-        "v_lin",
-        "out_lin",
-        "q",
-        "k",
-        "v",
-        "o",
-        "head_dim",
-        "attention_head_size",
-        "num_heads",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "embed_dim",
-        "all_head_size",
-        "key_value_proj_dim",
-        "attention_dropout",
-        "dropout",
-        "dropout_p",
-        "dropout_prob",
-        "p",
-        "scaling",
-        "scale",
-        "is_causal",
-        "sliding_window",
-        "is_sliding",
-        "layer_type",
-        "use_sliding_window",
-        "attn_logit_softcapping",
-        "apply_rotary_pos_emb",
-        "rotary_ndims",
-        "rotary_emb",
-        "use_rope",
-        "position_embedding_type",
-        "q_norm",
-        "k_norm",
-        "qk_norm",
-        "use_qk_norm",
-        "qk_layernorm",
-        "q_layernorm",
-        "k_layernorm",
-        "query_layernorm",
-        "key_layernorm",
-        "EncoderDecoderCache",
-        "is_updated",
-        "self_attention_cache",
-        "cross_attention_cache",
-        "layers",
-        "keys",
-        "values",
-    ]
+    name
+    for names in (
+        "ALL_ATTENTION_FUNCTIONS get_interface eager_attention_forward _attn_implementation config training layer_idx",
+        "shape size view reshape transpose contiguous unsqueeze dtype to float torch cat bool isinstance ValueError getattr get",
+        "head_dim attention_head_size num_heads num_attention_heads num_key_value_heads embed_dim all_head_size",
+        "key_value_proj_dim attention_dropout dropout dropout_p dropout_prob p scaling scale attn_logit_softcapping",
+        "is_causal sliding_window is_sliding layer_type use_sliding_window",
+        "apply_rotary_pos_emb rotary_ndims rotary_emb use_rope position_embedding_type",
+        "q_norm k_norm qk_norm use_qk_norm qk_layernorm q_layernorm k_layernorm query_layernorm key_layernorm",
+        "EncoderDecoderCache update is_updated self_attention_cache cross_attention_cache layers keys values",
+    )
+    for name in names.split()
 )
-"""The names that the forward of a stock attention class may use, for a layer class to stand in for it.
+"""Names that a stock forward may use if a layer class is to replace it, beside the names of projections (`projections.py`).
 
-They are the projections, shapes and caches that all layer classes know, and what happens to queries and keys alone: norms,
-rotation, scales. Whatever else a forward uses (a gate, a sink, a norm of the values) could change what comes out, and is
-left to the stock code (`stock_forward.py`), unless the layer class says that it `knows` it.
+These are shapes and caches, which all layer classes handle, and names that concern queries and keys alone: norms, rotation,
+scales. Any other name (a gate, a sink, a norm of the values) could change the output. Then the layer keeps the stock forward,
+unless the layer class `knows` the name.
 """
+COUNTS = frozenset(
+    ["num_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "embed_dim", "all_head_size"]
+)
+"""Names by which a stock forward may rely on having all heads."""
+SPLITS = frozenset(["split", "split_size", "hidden_size"])
+"""Names by which a stock forward may split a fused projection at fixed places."""
+NORMS = frozenset([name for name in UNDERSTOOD if "norm" in name])
+"""Names of norms of queries and keys."""
 
 
 def register_layer(layer_class: type[SynthesizerMixin]) -> type[SynthesizerMixin]:
     """Make a layer class known: a subclass of `SynthesizerMixin` whose `forward` has the parameters of a stock forward.
 
-    It then serves every attention class with these parameters whose forward uses no name beyond `UNDERSTOOD` and
-    `layer_class.knows`. The last one registered is asked first. As a decorator, or called.
+    It then serves every attention class with these parameters whose forward uses no name beyond those of projections,
+    `UNDERSTOOD` and `layer_class.knows`. The last registered class comes first. Use it as a decorator, or call it.
 
     Raises:
         InvalidConfigError: for a layer class without a `forward` of its own.
@@ -138,51 +72,44 @@ def register_layer(layer_class: type[SynthesizerMixin]) -> type[SynthesizerMixin
 
 
 def find_layer_class(stock: type[nn.Module]) -> type[SynthesizerMixin] | None:
-    """The layer class that may stand in for a stock attention class; None where only its own forward is known to be right."""
-    names, used = _parameters(stock), names_used(stock)
-    fitting = [
-        layer_class
-        for layer_class in LAYER_CLASSES
-        if _parameters(layer_class) == names and used <= UNDERSTOOD | layer_class.knows
-    ]
+    """The layer class that may replace the forward of a stock attention class; None if only the stock forward is right for sure."""
+    fitting = [layer_class for layer_class in _with_same_parameters(stock) if not _unknown_names(stock, layer_class)]
     return min(fitting, key=lambda layer_class: len(layer_class.knows), default=None)  # the plainest
 
 
 def fitting_layer_class(stock: type[nn.Module]) -> type[SynthesizerMixin] | None:
-    """The layer class whose forward has the stock parameters, whatever names the stock forward uses: the one that answers most of them.
+    """The layer class with the stock parameters that knows most names of the stock forward, even if it does not know all.
 
-    For checkpoints alone, which say that the layer was served so: a new name in the stock forward changes nothing of what they hold.
+    Only for checkpoints that say that a layer class served the layer: a new name in the stock forward of another Transformers
+    changes nothing in the checkpoint.
     """
-    names, used = _parameters(stock), names_used(stock)
-    fitting = [layer_class for layer_class in LAYER_CLASSES if _parameters(layer_class) == names]
     return min(
-        fitting,
-        key=lambda layer_class: (len(used - UNDERSTOOD - layer_class.knows), len(layer_class.knows)),
+        _with_same_parameters(stock),
+        key=lambda layer_class: (len(_unknown_names(stock, layer_class)), len(layer_class.knows)),
         default=None,
     )
 
 
-COUNTS = frozenset(
-    ["num_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "embed_dim", "all_head_size"]
-)
-"""Names by which a stock forward may count on having all heads."""
-PLACES = frozenset(["split", "split_size", "hidden_size"])
-"""Names by which a stock forward may take a fused projection apart at places that it knows beforehand."""
-NORMS = frozenset([name for name in UNDERSTOOD if "norm" in name])
-"""What models call norms of queries and keys."""
+def _with_same_parameters(stock: type[nn.Module]) -> list[type[SynthesizerMixin]]:
+    parameters = _parameters(stock)
+    return [layer_class for layer_class in LAYER_CLASSES if _parameters(layer_class) == parameters]
+
+
+def _unknown_names(stock: type[nn.Module], layer_class: type[SynthesizerMixin]) -> frozenset[str]:
+    return names_used(stock) - UNDERSTOOD - names_of_projections() - layer_class.knows
 
 
 def takes_fewer_heads(module: nn.Module) -> bool:
-    """Whether the stock forward of an attention module may be given projections that make some heads' queries and keys alone.
+    """Whether the stock forward of an attention module works if its projections make the queries and keys of some heads alone.
 
-    That is where it finds the number of heads by their width, and norms, if there are any, are a head's own. One projection of
-    queries, keys and values makes fewer values as well then.
+    It does if it computes the number of heads from their width, and if norms, where there are any, belong to single heads. One
+    projection of queries, keys and values then makes fewer values as well.
     """
     projection_names = find_projection_names(module)
-    stock = getattr(module, "stock_class", type(module))
-    if projection_names is None or not is_understood(module) or names_used(stock) & COUNTS:
+    names = names_used(stock_class_of(module))
+    if projection_names is None or not is_understood(module) or names & COUNTS:
         return False
-    if projection_names.fused and (names_used(stock) & PLACES or value_heads(module) != query_heads(module)):
+    if projection_names.fused and (names & SPLITS or value_heads(module) != query_heads(module)):
         return False
     if any(is_quantized(cast(nn.Module, module._modules[name])) for name in projection_names.replaced):
         return False
@@ -194,77 +121,88 @@ def takes_fewer_heads(module: nn.Module) -> bool:
 def synthesizer_class(
     stock: type[nn.Module], *, keeps_stock_forward: bool = False, as_saved: bool = False
 ) -> type[SynthesizerMixin]:
-    """The synthesized subclass of a stock attention class: by its layer class, or in its stock forward in the stock forward.
+    """The synthesized subclass of a stock attention class: with the forward of its layer class, or with the stock forward.
 
-    Made at its first use, and importable from `hf_synthesizer.models` by its name. With `as_saved` a layer class serves wherever one
-    fits (`fitting_layer_class`), because a checkpoint was served so.
+    The first call makes it. It can be imported from `hf_synthesizer.models` by its name.
+
+    Args:
+        stock: the stock attention class.
+        keeps_stock_forward: whether to keep the stock forward even if there is a layer class.
+        as_saved: whether any fitting layer class will do (`fitting_layer_class`), because it served a checkpoint.
     """
-    from ..stock_forward.layer import StockForwardLayer
+    from ..stock_forward import StockForwardLayer
 
-    found = find_layer_class(stock)
-    layer_class = fitting_layer_class(stock) if as_saved and found is None else found
+    understood = find_layer_class(stock)
+    layer_class = fitting_layer_class(stock) if as_saved and understood is None else understood
     keeps_stock_forward = keeps_stock_forward or layer_class is None
-    made = _CLASSES.get((stock, keeps_stock_forward))
-    if made is None:
-        bases: tuple[type, ...]
-        if not keeps_stock_forward:
-            bases = (layer_class, stock)  # type: ignore[assignment]
-        elif layer_class is None:
-            bases = (StockForwardLayer, stock)
-        else:
-            bases = (StockForwardLayer, synthesizer_class(stock))
-        made = type(
-            name_of_attention(stock)
-            + ("WithStockForward" if keeps_stock_forward and layer_class is not None else "")
-            + ("AsSaved" if layer_class is not found else ""),
-            bases,
-            {
-                "__module__": CLASSES,
-                "__doc__": f"`{stock.__name__}` with synthesized logits.",
-                "stock_class": stock,
-                **(_stock_forward_members(stock) if keeps_stock_forward else {}),
-            },
-        )
-        _CLASSES[stock, keeps_stock_forward] = made
-    return made
+    if (stock, keeps_stock_forward) in _CLASSES:
+        return _CLASSES[stock, keeps_stock_forward]
+    bases: tuple[type, ...]
+    if layer_class is None:
+        bases = (StockForwardLayer, stock)
+    elif keeps_stock_forward:
+        bases = (StockForwardLayer, synthesizer_class(stock))
+    else:
+        bases = (layer_class, stock)
+    cls = type(
+        name_of_attention(stock)
+        + ("WithStockForward" if keeps_stock_forward and layer_class is not None else "")
+        + ("AsSaved" if layer_class is not understood else ""),
+        bases,
+        {
+            "__module__": CLASSES,
+            "__doc__": f"`{stock.__name__}` with synthesized logits.",
+            "stock_class": stock,
+            **(_stock_forward_members(stock) if keeps_stock_forward else {}),
+        },
+    )
+    _CLASSES[stock, keeps_stock_forward] = cls
+    return cls
 
 
 def serving_class(cls: type[SynthesizerMixin], config: LayerConfig, layer: nn.Module) -> type[SynthesizerMixin]:
-    """The class for this configuration of a stock layer: the one that keeps the stock forward where that one has to make the
-    dot products, or computes anything that our own forward does not.
+    """The class for this configuration of a stock layer: `cls`, or the one that keeps the stock forward.
+
+    The stock forward is kept if it has to compute the dot products, or computes anything that the layer class does not.
 
     Raises:
-        UnsupportedModelError: where it does, and there is no attention interface through which it could be kept.
+        UnsupportedModelError: if it computes more, but does not use the attention interface, so that it cannot be kept.
     """
-    from ..stock_forward.layer import StockForwardLayer
+    from ..stock_forward import StockForwardLayer
 
     if issubclass(cls, StockForwardLayer):
         return cls
-    keeping = synthesizer_class(cls.stock_class, keeps_stock_forward=True)
-    equal, replaceable = equals_stock(cls, layer), uses_attention_interface(cls.stock_class)
+    stock = cls.stock_class
+    equal, replaceable = equals_stock(cls, layer), uses_attention_interface(stock)
     if equal is False and not replaceable:
-        raise UnsupportedModelError(
-            f"{cls.stock_class.__name__} computes more than {cls.__name__} does: their outputs differ where all logits are 0. Nor "
-            f"does it use Transformers' attention interface, so that its own forward cannot be kept. Patch other layers "
-            f"(layers=…), or register a layer class for this class."
+        raise unsupported(
+            stock,
+            f"computes more than {cls.__name__} does: their outputs differ where all logits are 0. Nor does it use "
+            f"Transformers' attention interface, so that its own forward cannot be kept",
         )
-    if not equal and replaceable:
-        return keeping
-    if "dot_product" not in config.parts or cls.serves_dot_product:
+    by_layer_class = (
+        "dot_product" not in config.parts
+        or cls.serves_dot_product
+        or (cls.compares_some_heads and isinstance(config, HeadGroupsConfig))
+    )
+    if by_layer_class and (equal or not replaceable):
         return cls
-    if cls.compares_some_heads and isinstance(config, HeadGroupsConfig):
-        return cls
-    return keeping
+    return synthesizer_class(stock, keeps_stock_forward=True)
 
 
 def is_understood(layer: nn.Module) -> bool:
-    """Whether names and numbers say what the stock forward of an attention layer does."""
-    stock = getattr(layer, "stock_class", type(layer))
+    """Whether a layer class may replace the stock forward of an attention layer, by its names and by its numbers."""
+    stock = stock_class_of(layer)
     return find_layer_class(stock) is not None and bool(equals_stock(synthesizer_class(stock), layer))
 
 
+def stock_class_of(layer: nn.Module) -> type[nn.Module]:
+    """The stock class of an attention layer, synthesized or not."""
+    return getattr(layer, "stock_class", type(layer))
+
+
 def _stock_forward_members(stock: type[nn.Module]) -> dict[str, Any]:
-    """What a layer that keeps the stock forward has of its own: a forward with the signature of the stock one, which it calls."""
+    """A forward with the stock signature that calls the stock forward, and the names of its parameters."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.call_stock(*args, **kwargs)

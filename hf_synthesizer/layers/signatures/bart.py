@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache
 
 from ..finding.layer_classes import register_layer
 from ..mixin import SynthesizerMixin
+from ..refusals import require_no_other_states
 
 
 @register_layer
@@ -23,7 +24,7 @@ class BartLayer(SynthesizerMixin):
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self.require_own_states(key_value_states)
+        require_no_other_states(key_value_states)
         return self.attend_to_itself(hidden_states, attention_mask, past_key_values, **kwargs)
 
 
@@ -40,7 +41,7 @@ class WhisperLayer(SynthesizerMixin):
         output_attentions: bool | None = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self.require_own_states(key_value_states)
+        require_no_other_states(key_value_states)
         return self.attend_to_itself(hidden_states, attention_mask, past_key_values, **kwargs)
 
 
@@ -56,5 +57,5 @@ class SpeechEncoderLayer(SynthesizerMixin):
         output_attentions: bool | None = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self.require_own_states(key_value_states)
+        require_no_other_states(key_value_states)
         return self.attend_to_itself(hidden_states, attention_mask, **kwargs)

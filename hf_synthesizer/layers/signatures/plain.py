@@ -9,6 +9,7 @@ from torch import nn
 
 from ..finding.layer_classes import register_layer
 from ..mixin import SynthesizerMixin
+from ..refusals import require_no_other_states
 
 
 @register_layer
@@ -49,7 +50,7 @@ class EsmLayer(SynthesizerMixin):
         position_embeddings: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self.require_own_states(encoder_hidden_states)
+        require_no_other_states(encoder_hidden_states)
         return self.attend_to_itself(hidden_states, attention_mask, **kwargs)
 
 

@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache
 
 from ..finding.layer_classes import register_layer
 from ..mixin import SynthesizerMixin
+from ..refusals import require_no_other_states
 
 
 @register_layer
@@ -44,7 +45,7 @@ class T5Layer(SynthesizerMixin):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        self.require_own_states(key_value_states)
+        require_no_other_states(key_value_states)
         is_causal = kwargs.pop("is_causal", None)
         self.require_backend(mask, **kwargs)
         length = hidden_states.shape[1]

@@ -14,9 +14,10 @@ from ..logits.forms import Logits
 from ..logits.masks import AttentionMask
 from ..logits.positions import Positions, exporting
 from ..synthesizers import Synthesizer
-from .caching import dropped_tokens, extend, require_known_arguments
+from .caching import dropped_tokens, extend
 from .finding.projections import OUTPUT_DROPOUTS, ProjectionNames, dropout_probability, has_window
 from .guard import Guard
+from .refusals import require_known_arguments
 
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache

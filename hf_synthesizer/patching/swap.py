@@ -10,11 +10,7 @@ from transformers.utils import logging
 
 from ..checkpoints.changes import changed_weights
 from ..device.offloading import require_in_memory
-from ..errors import (
-    AlreadyPatchedError,
-    NotPatchedError,
-    UnsupportedModelError,
-)
+from ..errors import AlreadyPatchedError, NotPatchedError, UnsupportedModelError
 from ..layers.finding.attention_layers import find_attention_layers
 from ..layers.patched import is_patched, synthesized_layers
 from ..layers.sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts

@@ -56,14 +56,14 @@ class BesideLayers(WeightConverter):
         """The same conversion, but for tensors whose names start so."""
         if not isinstance(conversion, WeightConverter) or conversion.quantization_operation is not None:
             return conversion
-        own = cls(
+        copied = cls(
             list(conversion._original_source_patterns),
             list(conversion._original_target_patterns),
             list(conversion.operations),
         )
-        own.scope_prefix, own.base_model_prefix = conversion.scope_prefix, conversion.base_model_prefix
-        own.layers = layers
-        return own
+        copied.scope_prefix, copied.base_model_prefix = conversion.scope_prefix, conversion.base_model_prefix
+        copied.layers = layers
+        return copied
 
     def reverse_transform(self) -> WeightTransform:
         """For saving."""
@@ -87,8 +87,8 @@ def stock_names(model: PreTrainedModel, names: list[str]) -> Iterator[None]:
     if (
         not before
     ):  # as Transformers takes them where the model was not loaded, or from a checkpoint of names as in memory
-        found = get_model_conversion_mapping(model, add_legacy=False)
-        conversions = [conversion for conversion in found if not isinstance(conversion, PrefixChange)]
+        default = get_model_conversion_mapping(model, add_legacy=False)
+        conversions = [conversion for conversion in default if not isinstance(conversion, PrefixChange)]
     layers = tuple(f"{name}." for name, _ in synthesized_layers(model))
     conversions = [BesideLayers.of(conversion, layers) for conversion in conversions or ()]
     model.__dict__["_weight_conversions"] = conversions if _are_read_again(model, conversions, names) else []

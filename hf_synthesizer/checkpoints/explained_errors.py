@@ -50,8 +50,8 @@ def _damaged_file(checkpoint: Any, hub_arguments: dict[str, Any]) -> str:
     folder = Path(str(checkpoint)) / (hub_arguments.get("subfolder") or "")
     if not folder.is_dir():
         with suppress(OSError):
-            found = cached_file(checkpoint, SAFE_WEIGHTS_NAME, **{**hub_arguments, "local_files_only": True})
-            return f"The file {found}"
+            file = cached_file(checkpoint, SAFE_WEIGHTS_NAME, **{**hub_arguments, "local_files_only": True})
+            return f"The file {file}"
         return f"A safetensors file of {checkpoint!r}"
     for path in sorted(folder.glob("*.safetensors")):
         try:

@@ -18,8 +18,8 @@ def unify_precision(model: nn.Module) -> None:
     Transformers keeps modules in float32 whose names hold certain letters, in T5 "wo": it means others than ours.
     """
     for _, layer in synthesized_layers(model):
-        own = {id(parameter) for parameter in layer.synthesizer.parameters()}
-        stock = [p for p in layer.parameters() if id(p) not in own and p.dim() > 1 and is_plain(p)]
+        synthesized = {id(parameter) for parameter in layer.synthesizer.parameters()}
+        stock = [p for p in layer.parameters() if id(p) not in synthesized and p.dim() > 1 and is_plain(p)]
         dtype = next((p.dtype for p in stock if p.is_floating_point()), None)
         for tensor in (*layer.synthesizer.parameters(), *layer.synthesizer.buffers()):
             if dtype is not None and is_plain(tensor) and tensor.is_floating_point() and tensor.dtype != dtype:

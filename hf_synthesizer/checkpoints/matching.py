@@ -34,7 +34,7 @@ def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any,
                 f"The checkpoint {str(checkpoint)!r} holds the tensor {key!r}, for which the field 'synthesizer' of its "
                 f"config.json has no place. Repair that field, or save the checkpoint again from the model."
             )
-    for key, found, expected in sorted(info["mismatched_keys"]):
+    for key, shape, expected in sorted(info["mismatched_keys"]):
         ours = ".synthesizer." in key or key.startswith(patched)
         if ours or not ignore_mismatched:
             remedy = (
@@ -44,6 +44,6 @@ def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any,
                 else "Repair config.json, or pass ignore_mismatched_sizes=True to start this tensor afresh."
             )
             raise CheckpointMismatchError(
-                f"In the checkpoint {str(checkpoint)!r} the tensor {key!r} has the shape {tuple(found)}, but its "
+                f"In the checkpoint {str(checkpoint)!r} the tensor {key!r} has the shape {tuple(shape)}, but its "
                 f"config.json asks for {tuple(expected)}. {remedy}"
             )

@@ -32,10 +32,10 @@ def last_checkpoint(training: TrainingArguments) -> Path | None:
         if not (Path(str(named)) / TRAINER_STATE_NAME).is_file():
             raise InvalidConfigError(f"--resume_from_checkpoint {named} is no folder with a {TRAINER_STATE_NAME}.")
         return Path(str(named))
-    found = get_last_checkpoint(folder) if os.path.isdir(folder) else None
-    if named is not None and found is None:
+    last = get_last_checkpoint(folder) if os.path.isdir(folder) else None
+    if named is not None and last is None:
         raise InvalidConfigError(f"--resume_from_checkpoint: {folder} has no checkpoint.")
-    return None if found is None else Path(found)
+    return None if last is None else Path(last)
 
 
 def require_own(checkpoint: Path | None, model: PreTrainedModel, variant: str | None) -> None:
@@ -61,10 +61,10 @@ def require_own(checkpoint: Path | None, model: PreTrainedModel, variant: str | 
     ]
     if kinds[0] != kinds[1]:
         different = [f"a {kinds[0]} there, a {kinds[1]} here"]
-    found, ours = _variants(saved), {variant} if variant else _variants(wanted)
-    if not different and found != ours:
-        said = [" and ".join(sorted(names)) or "stock attention" for names in (found, ours)]
-        different = [f"{said[0]} there, {said[1]} here"]
+    theirs, ours = _variants(saved), {variant} if variant else _variants(wanted)
+    if not different and theirs != ours:
+        descriptions = [" and ".join(sorted(names)) or "stock attention" for names in (theirs, ours)]
+        different = [f"{descriptions[0]} there, {descriptions[1]} here"]
     if different:
         raise InvalidConfigError(
             f"{checkpoint} is of another training ({'; '.join(different)}), so that this one cannot go on from it: name "
@@ -91,11 +91,11 @@ def train_from(trainer: Trainer, checkpoint: Path | None) -> dict[str, float]:
         return {}
     if checkpoint is not None:
         logger.warning(f"The training goes on from {checkpoint}. To train anew, name another --output_dir.")
-    found = dict(trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint)).metrics)
+    metrics = dict(trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint)).metrics)
     if hasattr(trainer.train_dataset, "__len__"):
-        found["train_samples"] = len(trainer.train_dataset)  # type: ignore[arg-type]
+        metrics["train_samples"] = len(trainer.train_dataset)  # type: ignore[arg-type]
     trainer.save_state()
-    return keep(trainer, "train", found)
+    return keep(trainer, "train", metrics)
 
 
 def has_ended(trainer: Trainer, checkpoint: Path) -> bool:

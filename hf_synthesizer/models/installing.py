@@ -18,7 +18,7 @@ from ..layers.finding.stock_classes import is_stock_model
 from ..layers.patched import TAGS
 from .classes import config_class, describes_patch, model_class
 from .description import Description, Plan, config_for_layer, plan_from_json, plan_to_json
-from .own_config import OwnConfig, replace_configs
+from .patched_config import PatchedConfig, replace_configs
 from .served import PLACE, Served, build_layer
 from .towers import stacks_here
 
@@ -30,7 +30,7 @@ class Undo:
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     model_classes: dict[str, type[PreTrainedModel]] = field(default_factory=dict)
-    configs: dict[str, OwnConfig] = field(default_factory=dict)
+    configs: dict[str, PatchedConfig] = field(default_factory=dict)
     tags: list[str] | None = None
     weights: Samples = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ def install(
         served = {layer.label: module.__dict__["served"] for layer, module in synthesized.items()}
         description = plan_to_json(plan, attention_layers, served, base_model=_name_on_the_hub(model.config))
         configs = {
-            id(module.config): OwnConfig.of(module.config, config_class(type(module.config)), description)
+            id(module.config): PatchedConfig.of(module.config, config_class(type(module.config)), description)
             for module in models.values()
         }
         undo.configs = {name: configs[id(module.config)] for name, module in models.items()}

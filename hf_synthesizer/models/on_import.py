@@ -45,15 +45,15 @@ class _Finder(MetaPathFinder):
 class _Loader(Loader):
     """Loads a module by its own loader, then serves the model types."""
 
-    def __init__(self, own: Loader):
-        self.own = own
+    def __init__(self, loader: Loader):
+        self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.own.create_module(spec)
+        return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self.own
+        module.__loader__ = self.loader
         if module.__spec__ is not None:
-            module.__spec__.loader = self.own
-        self.own.exec_module(module)
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
         _serve()

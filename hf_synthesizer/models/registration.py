@@ -61,10 +61,10 @@ def _answer_as_stock(mapping: Any, stock_config: type[PreTrainedConfig], config_
     if stock_config in mapping._extra_content:  # from outside Transformers
         mapping.register(config_class, mapping._extra_content[stock_config], exist_ok=True)
         return
-    own = mapping._reverse_config_mapping.get(stock_config.__name__)
-    types = [model_type for model_type, name in mapping._config_mapping.items() if name == stock_config.__name__]
+    model_type = mapping._reverse_config_mapping.get(stock_config.__name__)
+    types = [other for other, name in mapping._config_mapping.items() if name == stock_config.__name__]
     # Several model types may have one config class; what counts is one that the mapping knows.
-    known = [model_type for model_type in (own, *types) if model_type in mapping._model_mapping]
+    known = [name for name in (model_type, *types) if name in mapping._model_mapping]
     if known:
         mapping._reverse_config_mapping[config_class.__name__] = known[0]
 

@@ -15,7 +15,7 @@ from ..layers.finding.attention_layers import find_attention_layers
 from ..layers.patched import is_patched, synthesized_layers
 from ..layers.sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts
 from ..models.installing import Undo, install, set_class
-from ..models.own_config import replace_configs
+from ..models.patched_config import replace_configs
 from ..models.served import PLACE
 from .adapters import require_no_adapters
 from .max_length import with_lengths

@@ -44,8 +44,10 @@ def name_of_attention(stock: type[nn.Module]) -> str:
         if getattr(_modeling(prefix), stock.__name__, None) is stock:
             return PREFIX + stock.__name__
     folder = stock.__module__.rpartition(".")[0].rpartition(".")[2]
-    own = [prefix for prefix, model_type in _model_types().items() if model_type_to_module_name(model_type) == folder]
-    return PREFIX + min(own, key=len, default="") + stock.__name__
+    prefixes = [
+        prefix for prefix, model_type in _model_types().items() if model_type_to_module_name(model_type) == folder
+    ]
+    return PREFIX + min(prefixes, key=len, default="") + stock.__name__
 
 
 def find_attention(name: str) -> type[nn.Module]:
@@ -62,9 +64,9 @@ def find_attention(name: str) -> type[nn.Module]:
         if isinstance(modeling, ImportError):
             broken.append(f"{prefix}'s could not be imported: {modeling}")
             continue
-        found = getattr(modeling, name, None) or getattr(modeling, name.removeprefix(prefix), None)
-        if isinstance(found, type):
-            return found
+        cls = getattr(modeling, name, None) or getattr(modeling, name.removeprefix(prefix), None)
+        if isinstance(cls, type):
+            return cls
     raise LookupError("; ".join([f"no modeling file of transformers defines {name!r}", *broken]))
 
 

@@ -1,4 +1,4 @@
-"""A patched model has a config of its own: the stock object may belong to other models, and comes back with `unpatch_model`."""
+"""The config of a patched model: a copy, because the stock object may belong to other models and comes back with `unpatch_model`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from transformers import PreTrainedConfig
 
 
 @dataclass
-class OwnConfig:
+class PatchedConfig:
     """The stock config object, the patched model's copy of it, and what the copy held when it was made."""
 
     stock: PreTrainedConfig
-    own: PreTrainedConfig
+    patched: PreTrainedConfig
     at_start: dict[str, Any]
 
     @classmethod
     def of(
         cls, stock: PreTrainedConfig, config_class: type[PreTrainedConfig], description: dict[str, Any]
-    ) -> OwnConfig:
+    ) -> PatchedConfig:
         """A copy of the other class, with the description of the patch in it."""
-        own = copy.deepcopy(stock)
-        own.__class__ = config_class
-        own.synthesizer = description
-        return cls(stock, own, copy.deepcopy(own.__dict__))
+        patched = copy.deepcopy(stock)
+        patched.__class__ = config_class
+        patched.synthesizer = description
+        return cls(stock, patched, copy.deepcopy(patched.__dict__))
 
     def pairs(self) -> Iterator[tuple[PreTrainedConfig, PreTrainedConfig]]:
         """The stock config and the copy, and likewise the configs in them: those of the towers of a larger model."""
-        waiting = [(self.stock, self.own)]
+        waiting = [(self.stock, self.patched)]
         while waiting:
             old, new = waiting.pop()
             yield old, new

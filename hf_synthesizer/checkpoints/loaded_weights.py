@@ -1,4 +1,4 @@
-"""What is changed in weights that were just loaded: their precision, and where they lie in memory."""
+"""Changes the precision of loaded weights, and their place in memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..layers.patched import synthesized_layers
 from ..synthesizers.stock_weights import is_plain
 
 ALIGNMENT = 64
-"""Bytes: where torch's own allocations start. Some kernels round differently on memory that starts elsewhere."""
+"""In bytes: torch allocates at multiples of it. Some kernels round differently on other addresses."""
 
 
 def unify_precision(model: nn.Module) -> None:
     """Give each synthesizer the precision of the rest of its layer, in place.
 
-    Transformers keeps modules in float32 whose names hold certain letters, in T5 "wo": it means others than ours.
+    Transformers keeps modules in float32 if their names contain certain letters, such as "wo" in T5. It does not mean ours.
     """
     for _, layer in synthesized_layers(model):
         synthesized = {id(parameter) for parameter in layer.synthesizer.parameters()}

@@ -1,4 +1,4 @@
-"""Whether the tensors of a checkpoint are those that its config.json promises."""
+"""Checks that a checkpoint has the tensors that its config.json describes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..layers.patched import synthesized_layers
 
 
 def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any, ignore_mismatched: bool) -> None:
-    """Compare what was loaded with what `config.json` promises.
+    """Compare the loaded tensors with the description in `config.json`.
 
     Raises:
-        CheckpointMismatchError: for a tensor of a patched layer that is missing, has another shape or was not asked
-            for, and for any other tensor of another shape unless `ignore_mismatched`.
+        CheckpointMismatchError: for a tensor of a patched layer that is missing, has another shape or has no place,
+            and for any other tensor of another shape unless `ignore_mismatched`.
     """
     patched = tuple(f"{name}." for name, _ in synthesized_layers(model))
     missing = sorted(key for key in info["missing_keys"] if key.startswith(patched))
@@ -28,7 +28,7 @@ def require_match(model: PreTrainedModel, info: dict[str, Any], checkpoint: Any,
     present = tuple(dict(model.named_modules()))
     for key in sorted(info["unexpected_keys"]):
         layer, separator, _ = key.partition(".synthesizer.")
-        # The tensors of a stack that this head does without are no contradiction.
+        # A head may lack a stack of the checkpoint: its tensors are no error.
         if key.startswith(patched) or separator and any(n == layer or n.endswith(f".{layer}") for n in present):
             raise CheckpointMismatchError(
                 f"The checkpoint {str(checkpoint)!r} holds the tensor {key!r}, for which the field 'synthesizer' of its "

@@ -1,4 +1,4 @@
-"""The model card (README.md) of a patched model: written, or brought up to date around what somebody wrote."""
+"""Writes the model card (README.md) of a patched model, or updates our part of a card that a user wrote."""
 
 from __future__ import annotations
 

@@ -47,11 +47,11 @@ class Guard(nn.Module):
         return torch.tensor([fingerprint(self.guarded)], dtype=torch.int64, device=device)
 
     def renew(self) -> None:
-        """Hold the layer's own fingerprint, whatever was there."""
+        """Hold the layer's own fingerprint again."""
         self.weight = self.accepted = self._tensor(self.weight.device)
 
     def require(self, where: str) -> None:
-        """Compare what somebody put in the weight's place, if anybody did.
+        """Compare a tensor that has replaced the weight, if one has.
 
         Args:
             where: the layer, as the error calls it.

@@ -11,7 +11,7 @@ from .finding.layer_classes import NORMS
 
 
 def set_norms_aside(layer: nn.Module, config: LayerConfig) -> None:
-    """Turn the norms of queries and keys into buffers where no part of the logits compares tokens.
+    """Turn the norms of queries and keys into buffers if no part of the logits compares tokens.
 
     The norms stay in checkpoints under their names. But no optimizer trains them, and DDP does not wait for their gradients, because
     nothing uses them. The stock layer keeps its own norms.

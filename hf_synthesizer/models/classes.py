@@ -35,14 +35,14 @@ def synthesized_class(stock_name: str) -> type:
 
 
 class SynthesizerModelType:
-    """The `model_type` of a synthesized config class: a class is asked what a checkpoint says, an object what its model is.
+    """The `model_type` of a synthesized config class, which differs for the class and for its objects.
 
-    - `SynthesizerWhisperConfig.model_type` is "synthesizer_whisper". Transformers reads it off the class to write
-      `config.json`, and to register it. A Transformers that does not know it stops there.
-    - `config.model_type` is "whisper". Transformers reads it off the object to choose what the model needs: how a generation
-      begins, what a pipeline hands over, how tensors are named. A patched model needs what the stock model needs.
+    - `SynthesizerWhisperConfig.model_type` is "synthesizer_whisper". Transformers reads it from the class to write
+      `config.json`, and to register the class. A Transformers that does not know the type refuses the checkpoint.
+    - `config.model_type` is "whisper". Transformers reads it from the object to choose how a generation begins, what a pipeline
+      passes, how tensors are named. A patched model needs the same as the stock model.
 
-    Assignments are passed over: configs assign what stood in `config.json`.
+    Assignments have no effect: configs assign the value of `config.json`.
     """
 
     def __init__(self, stock: str):
@@ -61,7 +61,7 @@ def describes_patch(config: PreTrainedConfig) -> bool:
 
 
 def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
-    """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
+    """`SynthesizerXxxConfig`: the stock config with another `model_type`, and the field `synthesizer`."""
 
     def make() -> type[PreTrainedConfig]:
         cls = type(
@@ -83,7 +83,7 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
 
 
 def _without_attention(plan: dict[str, str] | None) -> dict[str, str] | None:
-    """A plan of tensor parallelism that leaves attention whole on each device: logits are made for all heads at once."""
+    """A plan of tensor parallelism with whole attention layers on each device, because a synthesizer computes all heads at once."""
     if plan is None:
         return None
     return {rule: style for rule, style in plan.items() if not _ATTENTION.search(rule)}
@@ -120,7 +120,7 @@ _SYNTHESIZED: dict[type, type] = {}
 
 
 def stock_of(patched: type) -> type:
-    """The stock class that a synthesized class, or a subclass that a wrapper made of it, came from.
+    """The stock class of a synthesized class, or of a subclass that a wrapper made.
 
     Raises:
         UnsupportedModelError: for any other class.

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 @dataclass
 class PatchedConfig:
-    """The stock config object, the patched model's copy of it, and what the copy held when it was made."""
+    """The stock config, the patched model's copy, and the values of the copy at the start."""
 
     stock: PreTrainedConfig
     patched: PreTrainedConfig
@@ -23,14 +23,14 @@ class PatchedConfig:
     def of(
         cls, stock: PreTrainedConfig, config_class: type[PreTrainedConfig], description: dict[str, Any]
     ) -> PatchedConfig:
-        """A copy of the other class, with the description of the patch in it."""
+        """Copy a config, with another class and the description of the patch."""
         patched = copy.deepcopy(stock)
         patched.__class__ = config_class
         patched.synthesizer = description
         return cls(stock, patched, copy.deepcopy(patched.__dict__))
 
     def pairs(self) -> Iterator[tuple[PreTrainedConfig, PreTrainedConfig]]:
-        """The stock config and the copy, and likewise the configs in them: those of the towers of a larger model."""
+        """Stock config and copy, and the pairs of configs in them (of the towers of a larger model)."""
         waiting = [(self.stock, self.patched)]
         while waiting:
             old, new = waiting.pop()
@@ -41,7 +41,7 @@ class PatchedConfig:
                     waiting.append((value, other))
 
     def restore_stock(self, current: PreTrainedConfig) -> PreTrainedConfig:
-        """The stock object, with what was set on the patched model's config since, such as the size of a vocabulary."""
+        """The stock config, with the values that a user has changed in the patched one, such as the size of a vocabulary."""
         for name, value in current.__dict__.items():
             if name == "architectures":  # of the patched class, where it was saved
                 continue
@@ -51,8 +51,8 @@ class PatchedConfig:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values of configs are equal. A config is what it holds: one that differs from layer to layer refuses to be
-    asked for its attributes, and so to be compared."""
+    """Whether two values of configs are equal. Configs are compared by their `__dict__`: one that differs from layer to layer
+    raises an error when its attributes are read."""
     if type(value) is not type(other):
         return False
     if isinstance(value, PreTrainedConfig):
@@ -65,7 +65,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def replace_configs(model: nn.Module, pairs: Iterable[tuple[PreTrainedConfig, PreTrainedConfig]]) -> None:
-    """Wherever a module of the model refers to the first config of a pair, let it refer to the second."""
+    """Replace the first config of each pair by the second, in all modules of the model."""
     others = {id(old): new for old, new in pairs}
     for module in model.modules():
         for name, value in module.__dict__.items():

@@ -63,7 +63,7 @@ def _answer_as_stock(mapping: Any, stock_config: type[PreTrainedConfig], config_
         return
     model_type = mapping._reverse_config_mapping.get(stock_config.__name__)
     types = [other for other, name in mapping._config_mapping.items() if name == stock_config.__name__]
-    # Several model types may have one config class; what counts is one that the mapping knows.
+    # Several model types may have one config class. The mapping may know only one of them.
     known = [name for name in (model_type, *types) if name in mapping._model_mapping]
     if known:
         mapping._reverse_config_mapping[config_class.__name__] = known[0]

@@ -1,4 +1,4 @@
-"""Which layer gets which synthesizer, from what a user asks."""
+"""Turns the user's request into a configuration for each layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..synthesizers.registry import variant_options
 from .selection import Layers, depth_of, describe_layers, require_index, select_layers
 
 Variant = str | SynthesizerConfig | Sequence[SynthesizerConfig]
-"""What a layer is asked to be: a variant, a configuration, or several for groups of its heads."""
+"""The user's request for one layer: a variant, a configuration, or several for groups of its heads."""
 Spec = Variant | Mapping[int | str, Variant]
 
 
 def make_plan(attention_layers: list[AttentionLayer], spec: Spec, layers: Layers, options: dict[str, Any]) -> Plan:
-    """What `patch_model` was asked for, layer by layer. A `max_length` that nobody named stays None.
+    """The configurations that the arguments of `patch_model` mean, by the layers' labels. `max_length` stays None if it is not named.
 
     Raises:
         NoMatchingLayerError: for a selection that selects nothing, or names a layer that the model does not have.
@@ -74,7 +74,7 @@ def _single_config(variant: str | SynthesizerConfig, options: dict[str, Any]) ->
 
 
 def _groups(variant: Variant) -> Sequence[SynthesizerConfig] | None:
-    """The groups of heads that a layer is asked to have, None if it is asked for none.
+    """The groups of heads in a request; None if it has none.
 
     Raises:
         InvalidConfigError: for a list that holds anything but configurations.

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 PREFIX = "Synthesizer"
-"""What the names of synthesized classes begin with."""
+"""Prefix of the names of synthesized classes."""
 CLASSES = "hf_synthesizer.models"
-"""Where synthesized classes live."""
+"""The module of synthesized classes."""
 
 _OUTSIDE: dict[str, type] = {}
 """Stock classes that are not Transformers' own, by name."""
@@ -37,7 +37,7 @@ def is_stock_model(cls: type) -> bool:
 
 
 def name_of_attention(stock: type[nn.Module]) -> str:
-    """What the synthesized class of an attention class is called: its model's name is in it, if need be in front."""
+    """The name of the synthesized class of an attention class. It contains the name of the model."""
     if _OUTSIDE.get(stock.__name__) is stock:
         return PREFIX + stock.__name__
     for prefix in _prefixes(stock.__name__):
@@ -94,7 +94,7 @@ def _model_types() -> dict[str, str]:
 
 
 def _modeling(prefix: str) -> ModuleType | ImportError:
-    """The modeling file of a model, or why there is none: one that is broken must not be in the way of the others."""
+    """The modeling file of a model, or the error of its import: a broken file must not stop the search in the others."""
     model_type = _model_types()[prefix].replace("-", "_")
     folder = model_type_to_module_name(_model_types()[prefix])
     broken = ImportError(f"no modeling file in transformers.models.{folder}")

@@ -14,7 +14,7 @@ from ..refusals import require_no_other_states
 
 @register_layer
 class BartLayer(SynthesizerMixin):
-    """One class for encoder, decoder and cross-attention; `key_value_states` tell the last, which stays stock."""
+    """Encoder and decoder. Cross-attention has the same stock class and gets `key_value_states`; it stays stock."""
 
     def forward(
         self,
@@ -30,7 +30,7 @@ class BartLayer(SynthesizerMixin):
 
 @register_layer
 class WhisperLayer(SynthesizerMixin):
-    """BART's, with a word on recorded attentions."""
+    """BART's, with `output_attentions`."""
 
     def forward(
         self,

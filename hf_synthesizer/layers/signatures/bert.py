@@ -1,4 +1,4 @@
-"""BERT's forward signature, and that of all who took it over: RoBERTa, XLM-R, CamemBERT, ELECTRA, ERNIE and more."""
+"""BERT's forward signature, which many models share: RoBERTa, XLM-R, CamemBERT, ELECTRA, ERNIE and more."""
 
 from __future__ import annotations
 

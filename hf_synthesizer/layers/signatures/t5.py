@@ -16,7 +16,7 @@ from ..refusals import require_no_other_states
 class T5Layer(SynthesizerMixin):
     """Self-attention with synthesized logits. The relative position bias stays, added to them.
 
-    T5 knows positions relative to each other only, so that padding on the left changes nothing: nor must it here.
+    T5 knows only relative positions, so padding on the left must change nothing.
     """
 
     serves_dot_product = True
@@ -55,7 +55,7 @@ class T5Layer(SynthesizerMixin):
         key_length = value.shape[-2]
         positions = self.positions(None, mask, length, key_length, past_length)
         if position_bias is None:
-            # Layers share the bias: the first one owns it and hands it on, whether or not it is patched.
+            # Layers share the bias: the first one computes it and passes it on, patched or not.
             if self.has_relative_attention_bias:
                 position_bias = self.compute_bias(  # type: ignore[operator]
                     length, key_length, device=value.device, past_seen_tokens=past_length

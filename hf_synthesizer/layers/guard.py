@@ -75,14 +75,24 @@ class Guard(nn.Module):
                 f"this one as that one was (the field 'synthesizer' of its config.json says how)."
             )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def require_in(self, state_dict: dict[str, Any], prefix: str) -> torch.Tensor | None:
+        """Compare the fingerprint in a state dict, and return it; None if there is none that can be read.
+
+        Raises:
+            CheckpointMismatchError: for the fingerprint of another patch.
+        """
         found = state_dict.get(f"{prefix}weight")
         if not isinstance(found, torch.Tensor) or found.shape != self.weight.shape or not _readable(found):
-            super()._load_from_state_dict(state_dict, prefix, *args)
-        else:
-            self._require_own(found, repr(prefix.removesuffix(".").rpartition(".")[0] or "this layer"))
+            return None
+        self._require_own(found, repr(prefix.removesuffix(".").rpartition(".")[0] or "this layer"))
+        return found
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        found = self.require_in(state_dict, prefix)
+        if found is not None:
             state_dict[f"{prefix}weight"] = self._tensor(found.device)
-            super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if found is not None:
             self.accepted = self.weight
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Guard:

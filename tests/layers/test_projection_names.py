@@ -34,8 +34,13 @@ class RenamedAttention(LlamaAttention):
             self._modules[name] = self._modules.pop(stock)
 
 
+def stock() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return build(HEAD)
+
+
 def renamed() -> PreTrainedModel:
-    model = build(HEAD)
+    model = stock()
     for index, layer in enumerate(model.model.layers):
         attention = RenamedAttention(model.config, index)
         weights = layer.self_attn.state_dict().values()
@@ -45,22 +50,26 @@ def renamed() -> PreTrainedModel:
 
 
 def run(model: PreTrainedModel) -> torch.Tensor:
+    torch.manual_seed(2)
     with torch.no_grad():
         return first_output(model(**batch(HEAD)))
 
 
+def patched(model: PreTrainedModel) -> PreTrainedModel:
+    torch.manual_seed(1)
+    return patch_model(model, "random")
+
+
 def test_without_the_line_the_stock_forward_is_kept() -> None:
     assert find_layer_class(RenamedAttention) is None
-    assert torch.equal(run(renamed()), run(build(HEAD)))
+    assert torch.equal(run(renamed()), run(stock()))
 
 
 def test_one_line_names_the_projections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projections, "SEPARATE", (*projections.SEPARATE, LINE))
     assert find_layer_class(RenamedAttention) is RotaryDecoderLayer
-    torch.manual_seed(0)
-    model = patch_model(renamed(), "random")
+    model, expected = (patched(model) for model in (renamed(), stock()))
     attention = model.model.layers[0].self_attn
     assert isinstance(attention, RotaryDecoderLayer) and not isinstance(attention, StockForwardLayer)
     assert isinstance(attention.query_maker, Guard) and "key_maker" not in attention._modules
-    torch.manual_seed(0)
-    assert torch.equal(run(model), run(patch_model(build(HEAD), "random")))
+    assert torch.equal(run(model), run(expected))

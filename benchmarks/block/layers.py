@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 from benchmarks.block.blocks import STOCK, fuse, keep
 from benchmarks.measurements.grid import FAILURES, Cell, Measured, NotServed, choices, make_quick, parser, reason, walk
 from hf_synthesizer import patch_model
-from hf_synthesizer.layers.attention_layers import find_attention_layers
-from hf_synthesizer.layers.projections import find_projection_names
+from hf_synthesizer.layers.finding.attention_layers import find_attention_layers
+from hf_synthesizer.layers.finding.projections import find_projection_names
 from hf_synthesizer.measuring.timing import interleaved
 
 WIDTH, HEADS = 768, 12

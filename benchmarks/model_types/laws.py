@@ -22,8 +22,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from benchmarks.model_types.tiny_models import Inputs, run, tensors_of
 from hf_synthesizer import models, patch_model, unpatch_model
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
+from hf_synthesizer.layers.finding.projections import find_projection_names, out_features
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from hf_synthesizer.layers.projections import find_projection_names, out_features
 
 HOLDS = "holds"
 TOLERANCE = 1e-5

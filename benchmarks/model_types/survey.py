@@ -31,7 +31,7 @@ from benchmarks.measurements.records import RESULTS, ROOT, Row, read
 from benchmarks.model_types.examine import FIELDS, SERVED, WRONG, examine
 
 OUTPUT = RESULTS / "coverage.csv"
-SERVED_TYPES = ROOT / "hf_synthesizer" / "layers" / "served.csv"
+SERVED_TYPES = ROOT / "hf_synthesizer" / "layers" / "finding" / "served.csv"
 QUICK = (
     "albert",
     "bart",

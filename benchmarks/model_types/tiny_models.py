@@ -21,7 +21,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_type_to_module_name
 
 from benchmarks.model_types.tiny_exceptions import COMPOSITES, CONFIGS, INPUTS, MODELS
-from hf_synthesizer.layers.stock_classes import is_stock_model
+from hf_synthesizer.layers.finding.stock_classes import is_stock_model
 
 ROWS, LENGTH, TARGETS = 2, 10, 7
 """The rows of a batch, its tokens, and the tokens of a decoder behind an encoder."""

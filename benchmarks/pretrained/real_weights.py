@@ -37,7 +37,7 @@ from transformers.utils import logging
 from benchmarks.measurements.records import RESULTS, Results, Row, quick_output, threads
 from benchmarks.pretrained.real_text import SEED, Batch, Size, Task, articles, likeness, reactions, translations
 from hf_synthesizer import InvalidConfigError, patch_model, transfer_attention
-from hf_synthesizer.layers.attention_layers import find_attention_layers
+from hf_synthesizer.layers.finding.attention_layers import find_attention_layers
 from hf_synthesizer.layers.mixin import SynthesizerMixin
 
 OUTPUT = RESULTS / "real_weights.csv"

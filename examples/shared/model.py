@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from hf_synthesizer.checkpoints.fresh_heads import remember_fresh
 from hf_synthesizer.errors import InvalidConfigError, loading
-from hf_synthesizer.layers.patched import max_length_of
+from hf_synthesizer.layers.lengths import max_length_of
 
 logger = logging.get_logger(__name__)
 

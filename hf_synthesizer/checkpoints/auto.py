@@ -1,4 +1,4 @@
-"""Which Auto classes serve a patched model, and what a checkpoint says of that where this package is not imported."""
+"""Which Auto classes load a patched model, with this package imported or through the checkpoint's shim."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SHIM = Path(__file__).parent / "shims" / "modeling_hf_synthesizer.py"
 
 @contextmanager
 def auto_map(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, the model's config says that the shim serves its classes: for the `config.json` of a checkpoint.
+    """Within it, the model's config names the shim as the source of its classes, for the `config.json` of a checkpoint.
 
-    Entries for tokenizers and processors stay; those of a base model's own remote code go, for they would build the
-    base model.
+    Entries for tokenizers and processors stay. Those of a base model's own remote code go, because they would build the base
+    model.
     """
     config = model.config
     before = config.__dict__.get("auto_map")
@@ -44,18 +44,18 @@ def auto_map(model: PreTrainedModel) -> Iterator[None]:
 
 
 def serving_auto_classes(model: PreTrainedModel) -> list[str]:
-    """The names of the Auto classes that build this model, the one to name in documentation first."""
+    """The names of the Auto classes that load this model, with the one for documentation first."""
     config_class, cls = type(model.config), patched_class(model)
     names = [
         auto_class.__name__
         for auto_class in auto_model_classes()
-        if auto_class._model_mapping._extra_content.get(config_class) is cls
+        if auto_class._model_mapping._model_mapping.get(config_class.model_type) == cls.__name__
     ]
     return sorted(names, key=lambda name: name in ("AutoModelForPreTraining", "AutoModelForTextEncoding"))
 
 
 def write_shim(folder: Path) -> None:
-    """Put the shim into a checkpoint's folder. It has to say how to install a package that may not be there to ask."""
+    """Write the shim into a checkpoint's folder, with the words how to install this package."""
     text = SHIM.read_text(encoding="utf-8").replace("{{ how_to_install }}", HOW_TO_INSTALL)
     write_whole(folder / SHIM.name, text)
 

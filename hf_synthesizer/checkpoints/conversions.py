@@ -1,5 +1,7 @@
-"""Under which names tensors stand in checkpoints. Transformers converts the names of many models between memory and checkpoint,
-so that each release reads the checkpoints of all others; a patched model's stock tensors are converted as the stock model's.
+"""The names of tensors in checkpoints.
+
+Transformers converts the names of many models between memory and checkpoint, so that each release reads the checkpoints of all
+others. The stock tensors of a patched model are converted as those of the stock model.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from transformers.core_model_loading import (
 from ..layers.patched import synthesized_layers
 
 AS_IN_MEMORY: ContextVar[bool] = ContextVar("AS_IN_MEMORY", default=False)
-"""Whether a checkpoint is read that has the names of memory: old ones of ours, of models whose names Transformers converts."""
+"""Whether the names in a checkpoint are those in memory, as `save_pretrained(save_original_format=False)` writes them."""
 
 
 def convert_as_stock(stock: type[PreTrainedModel], patched: type[PreTrainedModel]) -> None:
-    """Let Transformers convert the tensors of a patched class as those of its stock class, where it goes by the class's name.
+    """Let Transformers convert the tensors of a patched class as those of its stock class, if it looks up the class by name.
 
-    Where it goes by the model type, it asks the config, which answers as the stock one's.
+    If it looks up the model type, it asks the config, which answers as the stock config.
     """
     conversions = None if stock.is_custom_code() else get_checkpoint_conversion_mapping(stock.__name__)
     if conversions is not None:
@@ -42,10 +44,10 @@ def convert_as_stock(stock: type[PreTrainedModel], patched: type[PreTrainedModel
 
 
 class BesideLayers(WeightConverter):
-    """A conversion such as that of queries, keys and values into one tensor, which leaves patched layers alone.
+    """A conversion, such as that of queries, keys and values into one tensor, that skips patched layers.
 
-    A patched layer has no queries and keys to be joined with its values, and its guard must be seen. So its tensors stand in the
-    checkpoint one by one. Loading finds them there as it is.
+    A patched layer has no queries and keys to join with its values, and its guard must have a name of its own. So the checkpoint
+    has its tensors one by one, and loading finds them there.
     """
 
     __slots__ = ("layers",)
@@ -53,17 +55,17 @@ class BesideLayers(WeightConverter):
 
     @classmethod
     def of(cls, conversion: WeightTransform, layers: tuple[str, ...]) -> WeightTransform:
-        """The same conversion, but for tensors whose names start so."""
+        """The same conversion, except for tensors whose names start with one of `layers`."""
         if not isinstance(conversion, WeightConverter) or conversion.quantization_operation is not None:
             return conversion
-        own = cls(
+        copied = cls(
             list(conversion._original_source_patterns),
             list(conversion._original_target_patterns),
             list(conversion.operations),
         )
-        own.scope_prefix, own.base_model_prefix = conversion.scope_prefix, conversion.base_model_prefix
-        own.layers = layers
-        return own
+        copied.scope_prefix, copied.base_model_prefix = conversion.scope_prefix, conversion.base_model_prefix
+        copied.layers = layers
+        return copied
 
     def reverse_transform(self) -> WeightTransform:
         """For saving."""
@@ -78,17 +80,17 @@ class BesideLayers(WeightConverter):
 
 @contextmanager
 def stock_names(model: PreTrainedModel, names: list[str]) -> Iterator[None]:
-    """Within it, saving gives tensors of these names the names that they have in stock checkpoints.
+    """Within it, tensors of these names are saved under the names of stock checkpoints.
 
-    Where these could not be read again, they stay as they are in memory.
+    If these could not be read again, the names stay as they are in memory.
     """
     before = model.__dict__.get("_weight_conversions")
     conversions = before
     if (
         not before
     ):  # as Transformers takes them where the model was not loaded, or from a checkpoint of names as in memory
-        found = get_model_conversion_mapping(model, add_legacy=False)
-        conversions = [conversion for conversion in found if not isinstance(conversion, PrefixChange)]
+        default = get_model_conversion_mapping(model, add_legacy=False)
+        conversions = [conversion for conversion in default if not isinstance(conversion, PrefixChange)]
     layers = tuple(f"{name}." for name, _ in synthesized_layers(model))
     conversions = [BesideLayers.of(conversion, layers) for conversion in conversions or ()]
     model.__dict__["_weight_conversions"] = conversions if _are_read_again(model, conversions, names) else []
@@ -99,8 +101,10 @@ def stock_names(model: PreTrainedModel, names: list[str]) -> Iterator[None]:
 
 
 def has_names_of_memory(model: PreTrainedModel, info: dict[str, Any]) -> bool:
-    """Whether a checkpoint that was loaded had the names of memory, which the conversion has spoilt: a tensor that is missing was
-    there, and what became of it has no place."""
+    """Whether a loaded checkpoint had the names of memory, and the conversion has spoilt them.
+
+    Then a tensor is missing, and the name to which the conversion turns it is one without a place.
+    """
     if not info["missing_keys"] or not info["unexpected_keys"]:
         return False
     conversions = get_model_conversion_mapping(model)
@@ -109,7 +113,7 @@ def has_names_of_memory(model: PreTrainedModel, info: dict[str, Any]) -> bool:
 
 @contextmanager
 def names_of_memory() -> Iterator[None]:
-    """Within it, names in checkpoints are taken as they are."""
+    """Within it, names in checkpoints are not converted."""
     token = AS_IN_MEMORY.set(True)
     try:
         yield
@@ -137,7 +141,7 @@ def _renamed(
     present: dict[str, Any] | None = None,
     reverse: bool = False,
 ) -> tuple[str, str | None]:
-    """The new name, and what conversion of several tensors it takes part in, if any."""
+    """The new name, and the conversion of several tensors that it belongs to, if any."""
     renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
     converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
     return rename_source_key(name, renamings, converters, base_model_prefix, present, reverse)

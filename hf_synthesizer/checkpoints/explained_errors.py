@@ -1,4 +1,4 @@
-"""Errors of safetensors and of the Hub, with what a user needs to know beside them."""
+"""Adds to errors of safetensors and of the Hub which file is damaged, and what the user can do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..errors import CheckpointMismatchError
 
 @contextmanager
 def explain_load_errors(checkpoint: Any, **hub_arguments: Any) -> Iterator[None]:
-    """Name the file when safetensors finds it damaged, and the checkpoint when it does not fit.
+    """Name the damaged file, or the checkpoint that does not fit, in the error.
 
     Raises:
-        CheckpointMismatchError: in place of `SafetensorError`, and of one that does not know where it comes from.
+        CheckpointMismatchError: in place of `SafetensorError`, and of one that does not name the checkpoint.
     """
     try:
         yield
@@ -34,7 +34,7 @@ def explain_load_errors(checkpoint: Any, **hub_arguments: Any) -> Iterator[None]
 
 @contextmanager
 def explain_push_errors(model: nn.Module, repo_id: str) -> Iterator[None]:
-    """Add to an error of the hub library what became of the model."""
+    """Add to an error of the Hub's library that the model and its files are whole, and how to push again."""
     try:
         yield
     except Exception as error:
@@ -50,8 +50,8 @@ def _damaged_file(checkpoint: Any, hub_arguments: dict[str, Any]) -> str:
     folder = Path(str(checkpoint)) / (hub_arguments.get("subfolder") or "")
     if not folder.is_dir():
         with suppress(OSError):
-            found = cached_file(checkpoint, SAFE_WEIGHTS_NAME, **{**hub_arguments, "local_files_only": True})
-            return f"The file {found}"
+            file = cached_file(checkpoint, SAFE_WEIGHTS_NAME, **{**hub_arguments, "local_files_only": True})
+            return f"The file {file}"
         return f"A safetensors file of {checkpoint!r}"
     for path in sorted(folder.glob("*.safetensors")):
         try:

@@ -1,4 +1,4 @@
-"""The files of a checkpoint's weights: safetensors in its own folder, and no others."""
+"""Checks that a checkpoint's weights are safetensors files in its own folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..synthesizers.stock_weights import is_plain
 
 HUB_ARGUMENTS = ("subfolder", "revision", "cache_dir", "token", "force_download", "local_files_only", "proxies")
-"""What `from_pretrained` hands on to the Hub."""
+"""Arguments of `from_pretrained` for the Hub."""
 ADAPTER, PICKLED_ADAPTER = "adapter_model.safetensors", "adapter_model.bin"
-"""What PEFT calls its files. Transformers reads the second one where there is no first one."""
+"""The files of PEFT. Transformers reads the second one if there is no first one."""
 
 
 def require_own_files(checkpoint: Any, config: Any = None, variant: str | None = None, **arguments: Any) -> None:
-    """Look at the names of the files that Transformers is going to read, before it reads them.
+    """Check the names of the files that Transformers is going to read.
 
     Args:
         checkpoint: a folder, or a repository of the Hub.
@@ -65,7 +65,7 @@ def require_own_names(names: Iterable[Any], where: str) -> None:
 
 
 def require_safe_adapter(adapter: Any, **arguments: Any) -> None:
-    """Raise `CheckpointMismatchError` for an adapter of PEFT that is nothing but a pickle."""
+    """Raise `CheckpointMismatchError` for an adapter of PEFT that has only a pickle."""
     if _find(adapter, ADAPTER, arguments) is None and _find(adapter, PICKLED_ADAPTER, arguments) is not None:
         raise CheckpointMismatchError(
             f"The adapter {str(adapter)!r} is the pickle {PICKLED_ADAPTER}, and pickled weights are never loaded into a "
@@ -74,7 +74,7 @@ def require_safe_adapter(adapter: Any, **arguments: Any) -> None:
 
 
 def require_safetensors(checkpoint: Any, use_safetensors: bool | None) -> None:
-    """Raise `CheckpointMismatchError` when somebody asks for pickled weights."""
+    """Raise `CheckpointMismatchError` for `use_safetensors=False`, which asks for pickled weights."""
     if use_safetensors is False:
         raise CheckpointMismatchError(
             f"use_safetensors=False was given for {str(checkpoint)!r}, but pickled weights (*.bin) are never loaded into "
@@ -93,7 +93,7 @@ def require_plain_tensors(model: PreTrainedModel, state_dict: dict[str, Any]) ->
 
 
 def _content(checkpoint: Any, name: str, arguments: dict[str, Any]) -> Any:
-    """What a JSON file of the checkpoint holds; None where there is none."""
+    """The content of a JSON file of the checkpoint; None if there is no such file."""
     path = _find(checkpoint, name, arguments)
     if path is None:
         return None
@@ -108,7 +108,7 @@ def _content(checkpoint: Any, name: str, arguments: dict[str, Any]) -> Any:
 
 def _find(checkpoint: Any, name: str, arguments: dict[str, Any]) -> str | None:
     hub_arguments = {key: arguments[key] for key in HUB_ARGUMENTS if arguments.get(key) is not None}
-    with suppress(OSError):  # Transformers is going to meet it too, and says more
+    with suppress(OSError):  # Transformers will raise it too, with more details
         return cached_file(
             checkpoint,
             name,

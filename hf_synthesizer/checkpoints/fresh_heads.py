@@ -1,4 +1,4 @@
-"""Heads whose weights are in no checkpoint: Transformers draws them at random, and what they answer means nothing."""
+"""Finds heads whose weights are in no checkpoint. Transformers draws them at random, so their answers mean nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOTE = "_synthesizer_fresh"
 
 
 def remember_fresh(model: nn.Module, loading_info: Mapping[str, Any]) -> None:
-    """Note which weights of a model that was just loaded come from no checkpoint.
+    """Remember which weights of a model that was just loaded are in no checkpoint.
 
     Args:
         model: the model.
@@ -25,19 +25,19 @@ def remember_fresh(model: nn.Module, loading_info: Mapping[str, Any]) -> None:
 
 
 def fresh_weights(model: nn.Module) -> list[str]:
-    """The names of the weights that were drawn at random when the model was loaded and that nothing has trained since.
+    """The names of the weights that were drawn at random when the model was loaded and that have not changed since.
 
-    Empty for a model that was loaded without `remember_fresh`, of which nobody knows.
+    Empty for a model that was loaded without `remember_fresh`.
     """
     drawn: Samples = model.__dict__.get(_NOTE, {})
     return sorted(drawn.keys() - set(changed_weights(model, drawn)))
 
 
 def require_trained_head(model: nn.Module, why: str) -> None:
-    """Whether all weights of a model come from its checkpoint, its head's too.
+    """Check that all weights of a model come from its checkpoint.
 
     Raises:
-        InvalidConfigError: where some were drawn at random when it was loaded; the message begins with `why`.
+        InvalidConfigError: if some were drawn at random; the message begins with `why`.
     """
     drawn = fresh_weights(model)
     if drawn:

@@ -1,4 +1,4 @@
-"""What is changed in weights that were just loaded: their precision, and where they lie in memory."""
+"""Changes the precision of loaded weights, and their place in memory."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..layers.patched import synthesized_layers
 from ..synthesizers.stock_weights import is_plain
 
 ALIGNMENT = 64
-"""Bytes: where torch's own allocations start. Some kernels round differently on memory that starts elsewhere."""
+"""In bytes: torch allocates at multiples of it. Some kernels round differently on other addresses."""
 
 
 def unify_precision(model: nn.Module) -> None:
     """Give each synthesizer the precision of the rest of its layer, in place.
 
-    Transformers keeps modules in float32 whose names hold certain letters, in T5 "wo": it means others than ours.
+    Transformers keeps modules in float32 if their names contain certain letters, such as "wo" in T5. It does not mean ours.
     """
     for _, layer in synthesized_layers(model):
-        own = {id(parameter) for parameter in layer.synthesizer.parameters()}
-        stock = [p for p in layer.parameters() if id(p) not in own and p.dim() > 1 and is_plain(p)]
+        synthesized = {id(parameter) for parameter in layer.synthesizer.parameters()}
+        stock = [p for p in layer.parameters() if id(p) not in synthesized and p.dim() > 1 and is_plain(p)]
         dtype = next((p.dtype for p in stock if p.is_floating_point()), None)
         for tensor in (*layer.synthesizer.parameters(), *layer.synthesizer.buffers()):
             if dtype is not None and is_plain(tensor) and tensor.is_floating_point() and tensor.dtype != dtype:

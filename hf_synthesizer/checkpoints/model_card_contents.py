@@ -1,4 +1,4 @@
-"""What a model card says of a patched model: its metadata, what was swapped, what it cost, how to load it."""
+"""The contents of a model card: metadata, which layers were swapped, how many parameters that saved, how to load the model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from transformers.modelcard import (
     parse_log_history,
 )
 
-from ..layers.attention_layers import find_attention_layers
-from ..layers.mixin import SynthesizerMixin
-from ..layers.patch_report import patch_report
-from ..layers.patched import TAGS, max_text_length, stock_class
+from ..layers.finding.attention_layers import AttentionLayers
+from ..layers.lengths import max_text_length
+from ..layers.patch_report import report_layers
+from ..layers.patched import TAGS, stock_class
+from ..synthesizers import Synthesizer
 from ..synthesizers.config import HeadGroupsConfig, LayerConfig, ranges
 from ..synthesizers.mixture import MixtureSynthesizer
 from ..synthesizers.parameters import count_parameters
@@ -34,9 +35,16 @@ BEGIN = "<!-- hf_synthesizer: this part is written anew at each save -->"
 END = "<!-- hf_synthesizer: end -->"
 
 
-def card_metadata(model: PreTrainedModel) -> dict[str, Any]:
-    """The metadata: library, tags, base model and task."""
-    variants = {name for row in _variants(model) for name in row["names"]}
+def card_contents(
+    model: PreTrainedModel, attention_layers: AttentionLayers, repo_id: str, trainer: Trainer | None
+) -> tuple[dict[str, Any], str]:
+    """The metadata of a card (library, tags, base model, task), and our part of its text."""
+    variants = _variants(attention_layers)
+    metadata = _metadata(model, {name for row in variants for name in row["names"]})
+    return metadata, _section(model, attention_layers, variants, repo_id, trainer)
+
+
+def _metadata(model: PreTrainedModel, variants: set[str]) -> dict[str, Any]:
     data: dict[str, Any] = {"library_name": "transformers", "tags": [*TAGS, *sorted(variants)]}
     if base_model := model.config.synthesizer.get("base_model"):
         data["base_model"] = base_model
@@ -47,26 +55,26 @@ def card_metadata(model: PreTrainedModel) -> dict[str, Any]:
     return data
 
 
-def _variants(model: PreTrainedModel) -> list[dict[str, Any]]:
-    """One row for each configuration that some layers share."""
-    layers: dict[str, list[SynthesizerMixin]] = {}
-    names: dict[str, dict[str, list[int]]] = {}
-    for attention_layer in find_attention_layers(model)[0]:
-        if isinstance(attention_layer.module, SynthesizerMixin):
-            key = json.dumps(attention_layer.module.synthesizer.config.to_dict(), sort_keys=True)
-            layers.setdefault(key, []).append(attention_layer.module)
-            names.setdefault(key, {}).setdefault(attention_layer.stack, []).append(attention_layer.index)
+def _variants(attention_layers: AttentionLayers) -> list[dict[str, Any]]:
+    """One row for each configuration, with the layers that have it."""
+    synthesizers: dict[str, Synthesizer] = {}
+    stacks: dict[str, dict[str, list[int]]] = {}
+    for layer in attention_layers.layers:
+        if layer.synthesizer is not None:
+            key = json.dumps(layer.synthesizer.config.to_dict(), sort_keys=True)
+            synthesizers.setdefault(key, layer.synthesizer)
+            stacks.setdefault(key, {}).setdefault(layer.stack, []).append(layer.index)
     rows = []
-    for key, modules in layers.items():
-        config = modules[0].synthesizer.config
+    for key, synthesizer in synthesizers.items():
+        config = synthesizer.config
         settings = {"max_length": config.max_length or "any", **config.non_default()}
         rows.append(
             {
                 "variant": config.variant,
                 "names": _names(config),
                 "formula": _formula(config),
-                "weights": f"{count_parameters(modules[0].synthesizer):,}",
-                "layers": "; ".join(f"{stack} {', '.join(map(str, row))}" for stack, row in names[key].items()),
+                "weights": f"{count_parameters(synthesizer):,}",
+                "layers": "; ".join(f"{stack} {', '.join(map(str, row))}" for stack, row in stacks[key].items()),
                 "settings": ", ".join(f"{name}={value}" for name, value in settings.items()),
             }
         )
@@ -74,7 +82,7 @@ def _variants(model: PreTrainedModel) -> list[dict[str, Any]]:
 
 
 def _names(config: LayerConfig) -> set[str]:
-    """The variants, and the parts of mixtures, that a layer has."""
+    """The variants of a layer, and the parts of its mixtures."""
     if isinstance(config, HeadGroupsConfig):
         return set().union(*map(_names, config.groups))
     return {config.variant, *config.parts}
@@ -92,9 +100,15 @@ def _formula(config: LayerConfig) -> str:
     return "<br>".join([MixtureSynthesizer.formula, *parts])
 
 
-def card_section(model: PreTrainedModel, repo_id: str, trainer: Trainer | None) -> str:
-    """Our part, from the template."""
-    report = patch_report(model)
+def _section(
+    model: PreTrainedModel,
+    attention_layers: AttentionLayers,
+    variants: list[dict[str, Any]],
+    repo_id: str,
+    trainer: Trainer | None,
+) -> str:
+    """Our part of the text, from the template."""
+    report = report_layers(model, attention_layers)
     results: dict[str, Any] = {}
     history, hyperparameters = None, {}
     if trainer is not None:
@@ -112,8 +126,8 @@ def card_section(model: PreTrainedModel, repo_id: str, trainer: Trainer | None) 
         auto_class=(serving_auto_classes(model) or [type(model).__name__])[0],
         swapped=len(report.swapped),
         total=len(report.layers),
-        variants=_variants(model),
-        longest=max_text_length(model),
+        variants=variants,
+        longest=max_text_length(attention_layers.layers),
         logits_before=sum(layer.before for layer in report.swapped),
         logits_after=sum(layer.after for layer in report.swapped),
         parameters_before=report.parameters_before,

@@ -1,4 +1,4 @@
-"""Where a training with Trainer goes on: from the last checkpoint of its output folder, if that is one of its own."""
+"""Resumes a training with Trainer from the last checkpoint of its output folder, if it is one of this training."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..errors import InvalidConfigError
 logger = logging.get_logger(__name__)
 
 SIZES = ("hidden_size", "d_model", "n_embd", "num_hidden_layers", "num_layers", "n_layer", "vocab_size")
-"""What two models of one training have in common, as far as their config names it."""
+"""Sizes that are the same in all checkpoints of one training."""
 
 
 def last_checkpoint(training: TrainingArguments) -> Path | None:
-    """Where a training goes on: the checkpoint that is named, or the last one of the output folder.
+    """The checkpoint from which a training goes on: the named one, or the last one of the output folder.
 
     Raises:
         InvalidConfigError: for a checkpoint that is not there.
@@ -32,14 +32,14 @@ def last_checkpoint(training: TrainingArguments) -> Path | None:
         if not (Path(str(named)) / TRAINER_STATE_NAME).is_file():
             raise InvalidConfigError(f"--resume_from_checkpoint {named} is no folder with a {TRAINER_STATE_NAME}.")
         return Path(str(named))
-    found = get_last_checkpoint(folder) if os.path.isdir(folder) else None
-    if named is not None and found is None:
+    last = get_last_checkpoint(folder) if os.path.isdir(folder) else None
+    if named is not None and last is None:
         raise InvalidConfigError(f"--resume_from_checkpoint: {folder} has no checkpoint.")
-    return None if found is None else Path(found)
+    return None if last is None else Path(last)
 
 
 def require_own(checkpoint: Path | None, model: PreTrainedModel, variant: str | None) -> None:
-    """Whether a checkpoint can be one of this training: of the same kind and size of model, of the same variant.
+    """Check that a checkpoint can be one of this training: the same kind and size of model, the same variant.
 
     Args:
         checkpoint: the folder; None where a training begins.
@@ -47,7 +47,7 @@ def require_own(checkpoint: Path | None, model: PreTrainedModel, variant: str | 
         variant: it will have; None to leave it as it is.
 
     Raises:
-        InvalidConfigError: where it can not.
+        InvalidConfigError: if it cannot.
     """
     path = (checkpoint or Path()) / CONFIG_NAME
     if checkpoint is None or not path.is_file():
@@ -61,10 +61,10 @@ def require_own(checkpoint: Path | None, model: PreTrainedModel, variant: str | 
     ]
     if kinds[0] != kinds[1]:
         different = [f"a {kinds[0]} there, a {kinds[1]} here"]
-    found, ours = _variants(saved), {variant} if variant else _variants(wanted)
-    if not different and found != ours:
-        said = [" and ".join(sorted(names)) or "stock attention" for names in (found, ours)]
-        different = [f"{said[0]} there, {said[1]} here"]
+    theirs, ours = _variants(saved), {variant} if variant else _variants(wanted)
+    if not different and theirs != ours:
+        descriptions = [" and ".join(sorted(names)) or "stock attention" for names in (theirs, ours)]
+        different = [f"{descriptions[0]} there, {descriptions[1]} here"]
     if different:
         raise InvalidConfigError(
             f"{checkpoint} is of another training ({'; '.join(different)}), so that this one cannot go on from it: name "
@@ -73,14 +73,14 @@ def require_own(checkpoint: Path | None, model: PreTrainedModel, variant: str | 
 
 
 def _variants(config: dict) -> set[str]:
-    """Every variant that is named anywhere in the settings of a patch."""
+    """All variants in the settings of a patch."""
     return set(re.findall(r'"variant": "([^"]+)"', json.dumps(config.get("synthesizer"))))
 
 
 def train_from(trainer: Trainer, checkpoint: Path | None) -> dict[str, float]:
-    """Train, from a checkpoint where there is one, and print and save the metrics; the model is left to be saved.
+    """Train, from a checkpoint if there is one, and print and save the metrics. The model is not saved.
 
-    A training that has ended is not begun again: its last checkpoint is loaded, and there are no metrics.
+    If the training has ended, its last checkpoint is loaded, and there are no metrics.
     """
     if checkpoint is not None and has_ended(trainer, checkpoint):
         logger.warning(
@@ -91,15 +91,15 @@ def train_from(trainer: Trainer, checkpoint: Path | None) -> dict[str, float]:
         return {}
     if checkpoint is not None:
         logger.warning(f"The training goes on from {checkpoint}. To train anew, name another --output_dir.")
-    found = dict(trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint)).metrics)
+    metrics = dict(trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint)).metrics)
     if hasattr(trainer.train_dataset, "__len__"):
-        found["train_samples"] = len(trainer.train_dataset)  # type: ignore[arg-type]
+        metrics["train_samples"] = len(trainer.train_dataset)  # type: ignore[arg-type]
     trainer.save_state()
-    return keep(trainer, "train", found)
+    return keep(trainer, "train", metrics)
 
 
 def has_ended(trainer: Trainer, checkpoint: Path) -> bool:
-    """Whether a checkpoint has all steps that are asked for."""
+    """Whether a checkpoint has all steps of the training."""
     done = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
     training = trainer.args
     if training.max_steps > 0:

@@ -60,7 +60,7 @@ def model_types(json: Json = False) -> None:
       hf-synthesizer model-types | grep llama
     """
     from ..layers import list_model_types
-    from ..layers.model_types import served_types
+    from ..layers.finding.model_types import served_types
 
     layers = served_types()
     layer_classes = {name: layers.get(name, "registered") for name in list_model_types()}

@@ -164,7 +164,7 @@ def require_matching_plan(model: Any, plan: Path) -> None:
     Raises:
         CommandError: if it was made for another model.
     """
-    from ..layers.attention_layers import find_attention_layers
+    from ..layers.finding.attention_layers import find_attention_layers
 
     measured, layers = read_plan(plan).costs, len(find_attention_layers(model)[0])
     if measured and len(measured) != layers:
@@ -176,14 +176,15 @@ def require_matching_plan(model: Any, plan: Path) -> None:
 def save(model: Any, source: str, output: Path) -> bool:
     """Write a model, the tokenizer of its source, and its SentenceTransformer files. Returns whether there is a tokenizer."""
     from ..checkpoints.tokenizer_length import shorten
-    from ..layers.patched import max_text_length
+    from ..layers.finding.attention_layers import find_attention_layers
+    from ..layers.lengths import max_text_length
 
     model.save_pretrained(output)
     tokenizer = find_tokenizer(source)
     if tokenizer is not None:
         shorten(tokenizer, model)
         tokenizer.save_pretrained(output)
-    copy_sentence_files(source, output, max_text_length(model))
+    copy_sentence_files(source, output, max_text_length(find_attention_layers(model).layers))
     return tokenizer is not None
 
 

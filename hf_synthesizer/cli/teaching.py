@@ -141,7 +141,7 @@ def transfer(
       hf-synthesizer transfer converted --teacher bert-base-uncased --texts texts.txt --output taught
     """
     with redirect_output():
-        from ..layers.patched import max_length_of
+        from ..layers.lengths import max_length_of
         from ..transfer import transfer_attention
         from ..transfer.texts import read_texts, text_batches
 

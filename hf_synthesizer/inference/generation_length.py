@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import SequenceTooLongError
-from ..layers.patched import max_generation_length
+from ..layers.lengths import max_generation_length
 
 LENGTH_REQUESTED = "_synthesizer_length_requested"
 """An attribute of the generation config of one call: whether its caller gave the length of the answer."""

@@ -1,22 +1,16 @@
-"""The layer classes that Transformers models see: one forward signature each. What a model needs is found from its own code."""
+"""Synthesized attention layers: they are found (`finding`), have a forward signature (`signatures`) or the stock forward."""
 
-from . import bart, bert, gpt, plain, rotary, t5
-from .layer_classes import find_layer_class, register_layer, synthesizer_class
-from .model_types import ModelType, is_attention, list_model_types, model_type_of, register_model_type
+from . import signatures
+from .finding.layer_classes import find_layer_class, register_layer, synthesizer_class
+from .finding.model_types import ModelType, list_model_types, model_type_of, register_model_type
 
 __all__ = [
     "ModelType",
-    "bart",
-    "bert",
-    "model_type_of",
     "find_layer_class",
-    "gpt",
-    "is_attention",
     "list_model_types",
-    "plain",
+    "model_type_of",
     "register_layer",
     "register_model_type",
-    "rotary",
+    "signatures",
     "synthesizer_class",
-    "t5",
 ]

@@ -13,9 +13,6 @@ from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..synthesizers.config import LayerConfig
 from ..synthesizers.fingerprint import describe, describe_difference, fingerprint
 
-UNKNOWN = 0
-"""The value of guards that were written before there were fingerprints: names and shapes have to do."""
-
 
 class Guard(nn.Module):
     """Stands in a patched layer under the name of a projection that is gone, and holds one integer, its `weight` (1,).
@@ -25,7 +22,7 @@ class Guard(nn.Module):
     - A stock class does not mind what is missing: it would give the projection random weights, and a warning. What none
       accepts is a shape that does not fit, and no projection has the shape (1,).
     - Names and shapes do not tell `stride=2` from `stride=8`. The integer does: it is the `fingerprint` of the layer's
-      configuration, and whoever brings another one is refused. 0, the guard of old checkpoints, is accepted.
+      configuration, and whoever brings another one is refused.
 
     An integer, so that `half()` and `to(dtype)` leave it alone; a buffer, so that nothing trains or counts it. It is
     compared when a state dict is loaded, when Transformers has filled a model (see `SynthesizerModelMixin`), when the
@@ -48,11 +45,11 @@ class Guard(nn.Module):
         return torch.tensor([fingerprint(self.guarded)], dtype=torch.int64, device=device)
 
     def renew(self) -> None:
-        """Hold the layer's own fingerprint, whatever was there."""
+        """Hold the layer's own fingerprint again."""
         self.weight = self.accepted = self._tensor(self.weight.device)
 
     def require(self, where: str) -> None:
-        """Compare what somebody put in the weight's place, if anybody did.
+        """Compare a tensor that has replaced the weight, if one has.
 
         Args:
             where: the layer, as the error calls it.
@@ -68,7 +65,7 @@ class Guard(nn.Module):
         own = fingerprint(self.guarded)
         value = found.double().item()
         # Somebody may have cast a whole state dict to another dtype.
-        if value not in (UNKNOWN, torch.tensor(own, dtype=torch.float64).to(found.dtype).double().item()):
+        if value != torch.tensor(own, dtype=torch.float64).to(found.dtype).double().item():
             raise CheckpointMismatchError(
                 f"The tensors for {where} belong to a layer that is patched in another way: "
                 f"{describe_difference(self.guarded, int(value) if abs(value) < 2**53 else 0)} This layer is "
@@ -76,14 +73,24 @@ class Guard(nn.Module):
                 f"this one as that one was (the field 'synthesizer' of its config.json says how)."
             )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def require_in(self, state_dict: dict[str, Any], prefix: str) -> torch.Tensor | None:
+        """Compare the fingerprint in a state dict, and return it; None if there is none that can be read.
+
+        Raises:
+            CheckpointMismatchError: for the fingerprint of another patch.
+        """
         found = state_dict.get(f"{prefix}weight")
         if not isinstance(found, torch.Tensor) or found.shape != self.weight.shape or not _readable(found):
-            super()._load_from_state_dict(state_dict, prefix, *args)
-        else:
-            self._require_own(found, repr(prefix.removesuffix(".").rpartition(".")[0] or "this layer"))
+            return None
+        self._require_own(found, repr(prefix.removesuffix(".").rpartition(".")[0] or "this layer"))
+        return found
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        found = self.require_in(state_dict, prefix)
+        if found is not None:
             state_dict[f"{prefix}weight"] = self._tensor(found.device)
-            super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if found is not None:
             self.accepted = self.weight
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Guard:

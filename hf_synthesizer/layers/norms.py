@@ -1,4 +1,4 @@
-"""Norms of queries and keys in layers that compare nothing."""
+"""Norms of queries and keys in layers that compare no tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import copy
 from torch import nn
 
 from ..synthesizers.config import LayerConfig
-from .layer_classes import NORMS
+from .finding.layer_classes import NORMS
 
 
 def set_norms_aside(layer: nn.Module, config: LayerConfig) -> None:
-    """Turn the norms of queries and keys into buffers where no part of the logits compares tokens.
+    """Turn the norms of queries and keys into buffers if no part of the logits compares tokens.
 
     The norms stay in checkpoints under their names. But no optimizer trains them, and DDP does not wait for their gradients, because
     nothing uses them. The stock layer keeps its own norms.

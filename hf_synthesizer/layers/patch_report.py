@@ -1,4 +1,4 @@
-"""What a patch changed, as a table."""
+"""Reports what a patch changed, as a table."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..synthesizers.parameters import count_parameters
-from .attention_layers import find_attention_layers
+from .finding.attention_layers import AttentionLayers, find_attention_layers
+from .finding.projections import find_projection_names, projection_of
 from .mixin import SynthesizerMixin
-from .projections import find_projection_names, projection_of
 from .sentence_transformers import model_in
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One attention layer. `before` and `after` count the parameters its logits train, biases included."""
+    """One attention layer. `before` and `after` count the trainable parameters of its logits, with biases."""
 
     name: str
     variant: str
@@ -61,16 +61,21 @@ class PatchReport:
 
 
 def patch_report(model: PreTrainedModel) -> PatchReport:
-    """What was swapped, parameters before and after, what was left and why. Also works on a stock model, and on the model in a
-    SentenceTransformer.
+    """Which layers were swapped, parameters before and after, which layers stayed and why.
+
+    Also works on a stock model, and on the model in a SentenceTransformer.
 
     Raises:
         UnsupportedModelError: for a model that no model type serves.
     """
     model = model_in(model)
-    attention_layers, cross = find_attention_layers(model)
+    return report_layers(model, find_attention_layers(model))
+
+
+def report_layers(model: PreTrainedModel, attention_layers: AttentionLayers) -> PatchReport:
+    """`patch_report` of a model whose attention layers the caller has found."""
     layers = []
-    for attention_layer in attention_layers:
+    for attention_layer in attention_layers.layers:
         module = attention_layer.module
         if isinstance(module, SynthesizerMixin):
             config = module.synthesizer.config
@@ -82,7 +87,7 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
         else:
             count = _projection_parameters(module)
             layers.append(LayerReport(attention_layer.name, "stock", count, count, "not selected"))
-    for name in cross:
+    for name in attention_layers.cross_attention:
         count = _projection_parameters(model.get_submodule(name))
         layers.append(
             LayerReport(name, "stock", count, count, "cross-attention stays: synthesizers replace self-attention")
@@ -96,8 +101,8 @@ def _projection_parameters(stock: nn.Module) -> int:
     projection_names = find_projection_names(stock)
     if projection_names is None:
         return 0
-    own = sum(count_parameters(stock.get_submodule(name), trainable_only=False) for name in projection_names.replaced)
+    projections = [stock.get_submodule(name) for name in projection_names.replaced]
+    count = sum(count_parameters(projection, trainable_only=False) for projection in projections)
     if projection_names.fused:
-        value = projection_of(stock, projection_names, "value")
-        own -= count_parameters(value, trainable_only=False)
-    return own
+        count -= count_parameters(projection_of(stock, projection_names, "value"), trainable_only=False)
+    return count

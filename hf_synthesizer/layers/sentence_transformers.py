@@ -1,4 +1,4 @@
-"""SentenceTransformers: a series of modules around one model, that says how long its texts may be."""
+"""SentenceTransformers: a sequence of modules around one model, with a `max_seq_length` that follows the patch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from .patched import max_text_length
+from .finding.attention_layers import find_attention_layers
+from .lengths import max_text_length
 
 _BEFORE = "_synthesizer_max_seq_length"
 
@@ -16,8 +17,8 @@ def model_of_sentences(thing: Any) -> PreTrainedModel | None:
     """The model in a SentenceTransformer; None for everything else, and for one that holds several models."""
     if not isinstance(thing, nn.Sequential) or not hasattr(thing, "max_seq_length"):
         return None
-    held = [module for module in thing.modules() if isinstance(module, PreTrainedModel)]
-    outermost = [model for model in held if not any(model in list(other.modules())[1:] for other in held)]
+    models = [module for module in thing.modules() if isinstance(module, PreTrainedModel)]
+    outermost = [model for model in models if not any(model in list(other.modules())[1:] for other in models)]
     return outermost[0] if len(outermost) == 1 else None
 
 
@@ -29,10 +30,10 @@ def model_in(thing: Any) -> Any:
 
 def shorten_texts(sentences: Any, model: PreTrainedModel) -> None:
     """Let a SentenceTransformer cut its texts at the longest input of its patched model, unless it does so earlier."""
-    longest, before = max_text_length(model), sentences.max_seq_length
-    if longest is not None and (before is None or before > longest):
+    max_length, before = max_text_length(find_attention_layers(model).layers), sentences.max_seq_length
+    if max_length is not None and (before is None or before > max_length):
         sentences.__dict__[_BEFORE] = before
-        sentences.max_seq_length = longest
+        sentences.max_seq_length = max_length
 
 
 def lengthen_texts(sentences: Any) -> None:

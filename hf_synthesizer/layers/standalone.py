@@ -49,14 +49,14 @@ class SynthesizerAttention(nn.Module):
         super().__init__()
         if hidden_size % num_heads:
             raise InvalidConfigError(f"hidden_size = {hidden_size} is not a multiple of num_heads = {num_heads}.")
-        asked = variant
-        if isinstance(asked, str):
-            asked = SynthesizerConfig(asked, max_length=max_length, **options)
-        elif isinstance(asked, SynthesizerConfig):
-            asked = asked.replace(**options, **({} if max_length is None else {"max_length": max_length}))
+        requested = variant
+        if isinstance(requested, str):
+            requested = SynthesizerConfig(requested, max_length=max_length, **options)
+        elif isinstance(requested, SynthesizerConfig):
+            requested = requested.replace(**options, **({} if max_length is None else {"max_length": max_length}))
         elif options:
             raise InvalidConfigError(f"Options of groups of heads belong into their configurations: {options!r}.")
-        config: LayerConfig = layer_config(asked, num_heads)
+        config: LayerConfig = layer_config(requested, num_heads)
         if max_length is not None and isinstance(config, HeadGroupsConfig):
             config = config.for_length(max_length)
         if config.lacks_length:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from ..errors import InvalidConfigError, SynthesizerError, UnsupportedModelError
-from ..layers.attention_layers import find_attention_layers
+from ..layers.finding.attention_layers import find_attention_layers
 from ..patching.swap import patch_model
 from .costs import stock_config
 from .timing import Spread, interleaved

@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import SequenceTooLongError
-from ..layers.lengths import position_limit
+from ..layers.lengths import max_length_of, position_limit
 from ..layers.patch_report import PatchReport, patch_report
-from ..layers.patched import is_patched, max_length_of, synthesized_layers
+from ..layers.patched import is_patched, synthesized_layers
 from ..layers.sentence_transformers import model_in
 from ..models.classes import stock_of
 from .flops import count_flops

@@ -1,4 +1,4 @@
-"""The synthesized classes of stock classes: each is made when it is first asked for, and stands in `hf_synthesizer.models`."""
+"""Makes the synthesized classes of stock classes, each at its first use, and adds them to `hf_synthesizer.models`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checkpoints.conversions import convert_as_stock
 from ..errors import UnsupportedModelError
-from ..layers.layer_classes import synthesizer_class
-from ..layers.stock_classes import CLASSES, PREFIX, find_attention, find_config_or_model
+from ..layers.finding.layer_classes import synthesizer_class
+from ..layers.finding.stock_classes import CLASSES, PREFIX, find_attention, find_config_or_model
 from .model_mixin import SynthesizerModelMixin
 from .model_types import MODEL_TYPE_PREFIX
+from .registration import register_auto_classes
 from .towers import TowerConfig
 
 
@@ -34,14 +35,14 @@ def synthesized_class(stock_name: str) -> type:
 
 
 class SynthesizerModelType:
-    """The `model_type` of a synthesized config class: a class is asked what a checkpoint says, an object what its model is.
+    """The `model_type` of a synthesized config class, which differs for the class and for its objects.
 
-    - `SynthesizerWhisperConfig.model_type` is "synthesizer_whisper". Transformers reads it off the class to write
-      `config.json`, and to register it. A Transformers that does not know it stops there.
-    - `config.model_type` is "whisper". Transformers reads it off the object to choose what the model needs: how a generation
-      begins, what a pipeline hands over, how tensors are named. A patched model needs what the stock model needs.
+    - `SynthesizerWhisperConfig.model_type` is "synthesizer_whisper". Transformers reads it from the class to write
+      `config.json`, and to register the class. A Transformers that does not know the type refuses the checkpoint.
+    - `config.model_type` is "whisper". Transformers reads it from the object to choose how a generation begins, what a pipeline
+      passes, how tensors are named. A patched model needs the same as the stock model.
 
-    Assignments are passed over: configs assign what stood in `config.json`.
+    Assignments have no effect: configs assign the value of `config.json`.
     """
 
     def __init__(self, stock: str):
@@ -60,10 +61,10 @@ def describes_patch(config: PreTrainedConfig) -> bool:
 
 
 def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
-    """`SynthesizerXxxConfig`: the stock config with a `model_type` of its own, and a field for what is synthesized."""
+    """`SynthesizerXxxConfig`: the stock config with another `model_type`, and the field `synthesizer`."""
 
     def make() -> type[PreTrainedConfig]:
-        return type(
+        cls = type(
             f"{PREFIX}{stock.__name__}",
             (TowerConfig, stock) if stock.base_config_key else (stock,),
             {
@@ -75,37 +76,30 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
                 "base_model_tp_plan": _without_attention(stock.base_model_tp_plan),
             },
         )
-
-    cls = _kept(stock, make)
-    if cls not in _REGISTERED:
-        from .registration import register_auto_classes
-
-        _REGISTERED.add(cls)
         register_auto_classes(stock, cls)
-    return cls
+        return cls
+
+    return _kept(stock, make)
 
 
 def _without_attention(plan: dict[str, str] | None) -> dict[str, str] | None:
-    """A plan of tensor parallelism that leaves attention whole on each device: logits are made for all heads at once."""
+    """A plan of tensor parallelism with whole attention layers on each device, because a synthesizer computes all heads at once."""
     if plan is None:
         return None
     return {rule: style for rule, style in plan.items() if not _ATTENTION.search(rule)}
 
 
 _ATTENTION = re.compile(r"(^|\.)(self_)?att(entio)?n(\.|$)")
-_REGISTERED: set[type[PreTrainedConfig]] = set()
 
 
 def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """`SynthesizerXxx` of a model class, which builds the patched layers that its config describes."""
-    # This makes the model class too, for Auto classes.
-    synthesizer_config = config_class(cast(type[PreTrainedConfig], stock.config_class))
 
     def make() -> type[PreTrainedModel]:
         members = {
             "__module__": CLASSES,
             "__doc__": f"`{stock.__name__}` with synthesized self-attention.",
-            "config_class": synthesizer_config,
+            "config_class": config_class(cast(type[PreTrainedConfig], stock.config_class)),
         }
         cls = type(f"{PREFIX}{stock.__name__}", (SynthesizerModelMixin, stock), members)
         convert_as_stock(stock, cls)
@@ -115,25 +109,24 @@ def model_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 def _kept(stock: type, make: Any) -> Any:
-    """What was made of a stock class before, or is made now; under its name in this module."""
-    made = _MADE.get(stock)
-    if made is None:
-        made = _MADE[stock] = make()
-        setattr(sys.modules[CLASSES], made.__name__, made)
-    return made
+    """The synthesized class of a stock class. The first call makes it, and adds it to `hf_synthesizer.models` under its name."""
+    if stock not in _SYNTHESIZED:
+        cls = _SYNTHESIZED[stock] = make()
+        setattr(sys.modules[CLASSES], cls.__name__, cls)
+    return _SYNTHESIZED[stock]
 
 
-_MADE: dict[type, type] = {}
+_SYNTHESIZED: dict[type, type] = {}
 
 
 def stock_of(patched: type) -> type:
-    """The stock class that a synthesized class, or a subclass that a wrapper made of it, came from.
+    """The stock class of a synthesized class, or of a subclass that a wrapper made.
 
     Raises:
         UnsupportedModelError: for any other class.
     """
     for cls in patched.__mro__:
-        for stock, made in _MADE.items():
-            if made is cls:
+        for stock, synthesized in _SYNTHESIZED.items():
+            if synthesized is cls:
                 return stock
     raise UnsupportedModelError(f"{patched.__name__} is no synthesized class.")

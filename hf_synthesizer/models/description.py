@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import CONFIG_NAME
 
 from ..errors import CheckpointMismatchError, InvalidConfigError, SynthesizerError
-from ..layers.attention_layers import AttentionLayer
-from ..layers.projections import query_heads
+from ..layers.finding.attention_layers import AttentionLayer
+from ..layers.finding.projections import query_heads
 from ..synthesizers.config import HeadGroupsConfig, LayerConfig, SynthesizerConfig, layer_config
 from ..synthesizers.fingerprint import fingerprint
 from ..version import HOW_TO_INSTALL
@@ -36,14 +36,14 @@ class Description:
 
     Attributes:
         layers: by a layer's label what it is made of, but for what only a model knows: how many heads there are (`config_for_layer`).
-        served: by a layer's label how it is served; empty for checkpoints of before this was written.
+        served: by a layer's label how it is served.
         depths: how many layers each stack has, those that are left stock included.
         is_tower: whether this is the part of a larger model's description that is about this tower.
     """
 
     layers: dict[str, SynthesizerConfig | list[SynthesizerConfig]]
-    served: dict[str, Served] = field(default_factory=dict)
-    depths: dict[str, int] = field(default_factory=dict)
+    served: dict[str, Served]
+    depths: dict[str, int]
     is_tower: bool = False
 
     def with_stacks(self, names: Mapping[str, str]) -> Description:
@@ -115,10 +115,10 @@ def plan_from_json(data: Any) -> Description:
         )
     try:
         configs = [SynthesizerConfig.from_dict(config) for config in data["configs"]]
-        forwards = [Served.from_json(forward) for forward in data.get("forwards", ())]
+        forwards = [Served.from_json(forward) for forward in data["forwards"]]
         layers = _by_label(data["layers"], lambda number: _one_or_more(configs, number))
-        served = _by_label(data.get("served_by", {}), lambda number: _one(forwards, number))
-        if served and served.keys() != layers.keys():
+        served = _by_label(data["served_by"], lambda number: _one(forwards, number))
+        if served.keys() != layers.keys():
             raise TypeError("'served_by' and 'layers' name other layers")
         depths = {stack: len(row) for stack, row in data["layers"].items()}
     except SynthesizerError as error:

@@ -1,4 +1,4 @@
-"""Patched layers are initialised where Transformers initialises the modules of a model: what no checkpoint has filled."""
+"""Initializes the tensors of patched layers that no checkpoint has filled, when Transformers initializes the model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..synthesizers.base import LOADED
 
 
 def initialize_layers(model: PreTrainedModel) -> None:
-    """Give the tensors of a model's patched layers the values that they begin with; those that were loaded stay.
+    """Initialize the tensors of a model's patched layers. Loaded tensors stay.
 
-    Layers in stock models inside the model are among them (T5's stacks), and those in patched ones are not: they come with theirs.
+    This includes layers in stock models inside the model (T5's stacks). Patched models inside it initialize their own layers.
     """
-    from ..models.model_mixin import SynthesizerModelMixin
+    from .model_mixin import SynthesizerModelMixin
 
     for layer, owner in list(_layers(model, model)):
         if owner is model:
@@ -31,12 +31,14 @@ def initialize_layers(model: PreTrainedModel) -> None:
 
 
 def _initialize(layer: SynthesizerMixin, owner: PreTrainedModel) -> None:
-    """The stock initialisation expects all of the stock projections, and in a patched layer some are gone, have moved or are
-    cut into parts: each part is initialised as the projection that it was.
+    """Initialize one layer.
+
+    The stock initialization expects all stock projections. In a patched layer some are gone, have moved or are cut into parts:
+    each part is initialized as the projection that it was.
     """
-    if isinstance(layer.synthesizer, Synthesizer):  # a fused layer has something else there
+    if isinstance(layer.synthesizer, Synthesizer):  # a fused layer has a module of another class
         layer.synthesizer.reset_parameters()
-    # Some layers have buffers that no checkpoint holds, which nobody else fills in (Falcon H1's).
+    # Some layers have buffers that no checkpoint holds and that only this fills in (Falcon H1's).
     if layer._non_persistent_buffers_set or not all(getattr(tensor, LOADED, False) for tensor in layer.parameters()):
         for projections in _stock_projections(layer):
             stock = layer.stock_class.__new__(layer.stock_class)
@@ -46,7 +48,7 @@ def _initialize(layer: SynthesizerMixin, owner: PreTrainedModel) -> None:
 
 
 def _layers(module: nn.Module, owner: PreTrainedModel) -> Iterator[tuple[SynthesizerMixin, PreTrainedModel]]:
-    """The patched layers in a module, and for each the innermost model that it is in."""
+    """The patched layers in a module, each with the innermost model around it."""
     for child in module.children():
         if isinstance(child, SynthesizerMixin):
             yield child, owner
@@ -55,24 +57,24 @@ def _layers(module: nn.Module, owner: PreTrainedModel) -> Iterator[tuple[Synthes
 
 
 def _stock_projections(layer: SynthesizerMixin) -> Iterator[dict[str, nn.Module]]:
-    """The query and key projections by their stock names, one part of each after the other; where nothing is left of one,
-    a `Linear` without memory."""
+    """The query and key projections by their stock names, one part of each after the other; a `Linear` without memory for one
+    of which nothing is left."""
     hidden_size, heads, width = layer.dimensions
-    projection_names, there = layer.projection_names, layer._modules
-    moved = dict(layer.get_submodule("stock").named_children()) if "stock" in there else {}
+    names, modules = layer.projection_names, layer._modules
+    moved = dict(layer.get_submodule("stock").named_children()) if "stock" in modules else {}
     parts = list(layer.synthesizer.stock_parts()) if isinstance(layer.synthesizer, Synthesizer) else []
     projections: dict[str, list[nn.Module]] = {}
-    for name in dict.fromkeys((layer.guard_name, *projection_names.replaced)):
-        found = [there.get(name), moved.get(name)]
-        if projection_names.fused:  # which makes queries, keys and values
-            found += [
-                there.get(projection_names.value),
-                moved.get(projection_names.value),
+    for name in dict.fromkeys((layer.guard_name, *names.replaced)):
+        candidates = [modules.get(name), moved.get(name)]
+        if names.fused:  # one projection of queries, keys and values
+            candidates += [
+                modules.get(names.value),
+                moved.get(names.value),
                 *(part for pair in parts for part in pair),
             ]
         else:
-            found += [key if name == projection_names.key else query for query, key in parts]
-        left = [module for module in found if module is not None and not isinstance(module, Guard)]
+            candidates += [key if name == names.key else query for query, key in parts]
+        left = [module for module in candidates if module is not None and not isinstance(module, Guard)]
         projections[name] = left or [nn.Linear(hidden_size, heads * width, device="meta")]
     for index in range(max(map(len, projections.values()))):
-        yield {name: modules[min(index, len(modules) - 1)] for name, modules in projections.items()}
+        yield {name: parts_of[min(index, len(parts_of) - 1)] for name, parts_of in projections.items()}

@@ -1,4 +1,4 @@
-"""Synthesized layers are put in the place of stock ones: in a model that is patched, and in one that is built from a checkpoint."""
+"""Puts synthesized layers in place of stock ones: in a model that is patched, and in one that is built from a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,28 +12,25 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from ..checkpoints.changes import Samples, sample_weights
-from ..errors import (
-    CheckpointMismatchError,
-    InvalidConfigError,
-)
-from ..layers.attention_layers import AttentionLayer, find_attention_layers
+from ..errors import CheckpointMismatchError, InvalidConfigError
+from ..layers.finding.attention_layers import AttentionLayer, find_attention_layers
+from ..layers.finding.stock_classes import is_stock_model
 from ..layers.patched import TAGS
-from ..layers.stock_classes import is_stock_model
 from .classes import config_class, describes_patch, model_class
 from .description import Description, Plan, config_for_layer, plan_from_json, plan_to_json
-from .own_config import OwnConfig, replace_configs
+from .patched_config import PatchedConfig, replace_configs
 from .served import PLACE, Served, build_layer
 from .towers import stacks_here
 
 
 @dataclass
 class Undo:
-    """What a patch replaced: by name the stock modules, the classes of the models in the model and their configs, and the
-    tags; and some numbers of the weights that it left alone."""
+    """What a patch replaced: by name the stock modules, and the classes and configs of the models in the model; the tags. And
+    some numbers of the weights that it did not replace."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     model_classes: dict[str, type[PreTrainedModel]] = field(default_factory=dict)
-    configs: dict[str, OwnConfig] = field(default_factory=dict)
+    configs: dict[str, PatchedConfig] = field(default_factory=dict)
     tags: list[str] | None = None
     weights: Samples = field(default_factory=dict)
 
@@ -42,36 +39,39 @@ def rebuild(model: PreTrainedModel) -> None:
     """Give a freshly built model the patched layers that its config describes (for `from_pretrained`).
 
     Raises:
-        CheckpointMismatchError: when the config describes none, or not the layers that the model has.
+        CheckpointMismatchError: if the config describes none, or other layers than those of the model.
     """
-    described = plan_from_json(getattr(model.config, "synthesizer", None))
+    description = plan_from_json(getattr(model.config, "synthesizer", None))
     attention_layers, _ = find_attention_layers(model)
-    described = described.with_stacks(stacks_here(described.depths, attention_layers, is_tower=described.is_tower))
-    require_all_layers(model, attention_layers, described)
+    names = stacks_here(description.depths, attention_layers, is_tower=description.is_tower)
+    description = description.with_stacks(names)
+    require_all_layers(model, attention_layers, description)
     try:
         plan = {
-            attention_layer.label: config_for_layer(described.layers[attention_layer.label], attention_layer)
-            for attention_layer in attention_layers
-            if attention_layer.label in described.layers
+            layer.label: config_for_layer(description.layers[layer.label], layer)
+            for layer in attention_layers
+            if layer.label in description.layers
         }
     except InvalidConfigError as error:
         raise CheckpointMismatchError(f"config.json describes heads that this model does not have. {error}") from error
-    install(model, attention_layers, plan, described.served)
+    install(model, attention_layers, plan, description.served)
 
 
-def require_all_layers(model: PreTrainedModel, attention_layers: list[AttentionLayer], described: Description) -> None:
-    """Raise `CheckpointMismatchError` where a description and a model have other layers, some of which would be stock and random.
+def require_all_layers(
+    model: PreTrainedModel, attention_layers: list[AttentionLayer], description: Description
+) -> None:
+    """Raise `CheckpointMismatchError` if a description lacks layers of the model, which would be stock with random weights.
 
-    A head may do without a stack that the description has (an encoder alone); a stack that is there is described, and as deep.
+    A model may lack a stack of the description (an encoder alone). A stack that is there must be described with all its layers.
     """
     depths: dict[str, int] = {}
-    for attention_layer in attention_layers:
-        depths[attention_layer.stack] = depths.get(attention_layer.stack, 0) + 1
+    for layer in attention_layers:
+        depths[layer.stack] = depths.get(layer.stack, 0) + 1
     for stack, depth in depths.items():
-        there = described.depths.get(stack, 0)
-        if there != depth:
+        described = description.depths.get(stack, 0)
+        if described != depth:
             raise CheckpointMismatchError(
-                f"config.json describes {there} self-attention layers of the stack {stack!r}, but this {type(model).__name__} "
+                f"config.json describes {described} self-attention layers of the stack {stack!r}, but this {type(model).__name__} "
                 f"has {depth}: the others would be stock, with random weights. Repair the config's number of layers and its "
                 f"'model_type', or its 'synthesizer' field."
             )
@@ -80,18 +80,20 @@ def require_all_layers(model: PreTrainedModel, attention_layers: list[AttentionL
 def install(
     model: PreTrainedModel, attention_layers: list[AttentionLayer], plan: Plan, saved: dict[str, Served] | None = None
 ) -> Undo:
-    """Build everything first, then swap: what can fail comes before the first change.
+    """Build all layers of a plan, then swap them. So an error leaves the model as it was.
 
-    `saved` says how a checkpoint's layers were served.
+    Args:
+        model: with stock layers.
+        attention_layers: of the model.
+        plan: by the labels of the layers.
+        saved: how a checkpoint's layers are served, by their labels.
     """
-    by = getattr(model.config, "transformers_version", None)
+    saved_by = getattr(model.config, "transformers_version", None)
     example = next((p for p in model.parameters() if p.is_floating_point()), None)
-    twins = {
-        attention_layer.name: build_layer(
-            attention_layer, plan[attention_layer.label], example, (saved or {}).get(attention_layer.label), by
-        )
-        for attention_layer in attention_layers
-        if attention_layer.label in plan
+    synthesized = {
+        layer: build_layer(layer, plan[layer.label], example, (saved or {}).get(layer.label), saved_by)
+        for layer in attention_layers
+        if layer.label in plan
     }
     models = {
         name: module
@@ -102,22 +104,20 @@ def install(
     }
     undo = Undo(tags=model.model_tags, model_classes={name: type(module) for name, module in models.items()})
     if not describes_patch(model.config):  # one that is built from a checkpoint's config has it already
-        served = {
-            attention_layer.label: twins[attention_layer.name].__dict__["served"]
-            for attention_layer in attention_layers
-            if attention_layer.label in plan
-        }
+        served = {layer.label: module.__dict__["served"] for layer, module in synthesized.items()}
         description = plan_to_json(plan, attention_layers, served, base_model=_name_on_the_hub(model.config))
-        own = {
-            id(module.config): OwnConfig.of(module.config, config_class(type(module.config)), description)
+        configs = {
+            id(module.config): PatchedConfig.of(module.config, config_class(type(module.config)), description)
             for module in models.values()
         }
-        undo.configs = {name: own[id(module.config)] for name, module in models.items()}
-    for name, twin in twins.items():
-        undo.modules[name] = model.get_submodule(name)
-        model.set_submodule(name, twin)
-    for attention_layer in attention_layers:
-        model.get_submodule(attention_layer.name).__dict__[PLACE] = (attention_layer.name, attention_layer.index)
+        undo.configs = {name: configs[id(module.config)] for name, module in models.items()}
+    for layer in attention_layers:
+        module = layer.module
+        if layer in synthesized:
+            module = synthesized[layer]
+            undo.modules[layer.name] = layer.module
+            model.set_submodule(layer.name, module)
+        module.__dict__[PLACE] = (layer.name, layer.index)
     if undo.configs:
         undo.weights = sample_weights(model)
     replace_configs(model, [pair for config in undo.configs.values() for pair in config.pairs()])
@@ -129,7 +129,7 @@ def install(
 
 
 def _name_on_the_hub(config: PreTrainedConfig) -> str | None:
-    """Where the stock weights came from, unless that was a folder, which means nothing elsewhere."""
+    """The Hub's name of the stock weights. None if they came from a folder, which means nothing on another machine."""
     name = config.name_or_path
     try:
         validate_repo_id(name)
@@ -141,6 +141,6 @@ def _name_on_the_hub(config: PreTrainedConfig) -> str | None:
 def set_class(model: PreTrainedModel, cls: type[PreTrainedModel]) -> None:
     """Give a model another class, in place."""
     model.__class__ = cls
-    # Filled in by __init__ only, for the class that a model had then; by the name of that class up to Transformers 5.22.
+    # Only __init__ fills this in, for the class that the model had then. Up to Transformers 5.22 the key is the class name.
     key: Any = str(cls) if type(_CAN_RECORD_REGISTRY) is dict else model
     _CAN_RECORD_REGISTRY[key] = model._can_record_outputs

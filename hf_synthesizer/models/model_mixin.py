@@ -1,4 +1,4 @@
-"""What every class of a patched model has beside its stock class: how it is built, loaded, saved and pushed."""
+"""Mixed into the classes of patched models: how such a model is built, loaded, saved and pushed."""
 
 from __future__ import annotations
 
@@ -14,39 +14,36 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
 from ..layers.guard import Guard
-from ..layers.mixin import SINCE_THEN
 from ..synthesizers.base import LOADED
 from .description import remember_fingerprints
 from .initialization import initialize_layers
 
 _BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
-"""The config of the patched model whose `__init__` runs now."""
+"""The config of the patched model that is in its `__init__`."""
 
 
 class SynthesizerModelMixin:
-    """Mixed into each stock model class: builds the patched layers that `config.synthesizer` describes, and keeps
-    checkpoints honest in both directions.
+    """Mixed into a stock model class: builds the patched layers that `config.synthesizer` describes, and checks that a
+    checkpoint has their tensors.
     """
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         from .installing import rebuild
 
-        around = _BUILDING.get()
+        outer = _BUILDING.get()
         token = _BUILDING.set(config)
         try:
             super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         finally:
             _BUILDING.reset(token)
-        # A head may build its base by `AutoModel.from_config(config)` (Llama's): the description is the head's, which patches
-        # the base's layers as soon as they are there.
-        if type(around) is not type(config) or around.synthesizer != config.synthesizer:
+        # A head may build its base with `AutoModel.from_config(config)`, as Llama's does. The description is that of the head,
+        # which patches the layers of the base when its own `__init__` ends.
+        if type(outer) is not type(config) or outer.synthesizer != config.synthesizer:
             rebuild(self)  # type: ignore[arg-type]
-        missing = self._keys_to_ignore_on_load_missing or ()  # type: ignore[has-type]
-        self._keys_to_ignore_on_load_missing = {*missing, re.escape(SINCE_THEN) + "$"}
 
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        # Transformers' last visit to each module of a model that it has filled, or of a part of a composite model; to the model
-        # itself at the end.
+        # Transformers calls this for each module of a model, or of a part of a composite model, that it has filled; for the
+        # model itself at the end.
         if module is self and not getattr(self, LOADED, False):  # type: ignore[comparison-overlap]
             initialize_layers(self)  # type: ignore[arg-type]
         if not isinstance(module, Guard):
@@ -59,7 +56,7 @@ class SynthesizerModelMixin:
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """As the stock class: of its own classes alone Transformers converts names, and relies on them to leave alone what was loaded."""
+        """As the stock class. Transformers converts names only for its own classes, and relies on them to keep loaded weights."""
         from ..checkpoints.conversions import AS_IN_MEMORY
 
         stock = cls.__mro__[cls.__mro__.index(SynthesizerModelMixin) + 1]
@@ -67,15 +64,15 @@ class SynthesizerModelMixin:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing: every checkpoint carries the shim already, and needs no copy of this module."""
+        """Nothing: every checkpoint has the shim already, and needs no copy of this module."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Transformers' own, but strict: the patched layers are exactly what config.json promises.
+        """As Transformers' own, but strict: the patched layers are exactly those of config.json.
 
         Raises:
-            CheckpointMismatchError: when a tensor of a patched layer is missing, has another shape, was not asked for,
-                or belongs to another patch; when a file is damaged; when a description is newer than this version or unknown to it.
+            CheckpointMismatchError: if a tensor of a patched layer is missing, has another shape, has no place, or belongs to
+                another patch; if a file is damaged; if a description is newer than this version or unknown to it.
         """
         from ..checkpoints.conversions import has_names_of_memory, names_of_memory
         from ..checkpoints.explained_errors import explain_load_errors
@@ -96,7 +93,7 @@ class SynthesizerModelMixin:
                 name,
                 *args,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # `require_match` looks at them, and says which
+                ignore_mismatched_sizes=True,  # `require_match` refuses them, and names them
                 use_safetensors=True,
                 **kwargs,
             )
@@ -116,7 +113,7 @@ class SynthesizerModelMixin:
     def _load_pretrained_model(
         model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        # What was looked at before may have been another revision, or the base of an adapter is read.
+        # `from_pretrained` may have checked another revision, or may read the base of an adapter.
         from ..checkpoints.files import require_own_names
 
         shards = (load_config.sharded_metadata or {}).get("weight_map", {}).values()
@@ -143,7 +140,7 @@ class SynthesizerModelMixin:
         state_dict: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """As Transformers' own; with the shim for `trust_remote_code`, and a card.
+        """As Transformers' own, with the shim for `trust_remote_code` and a card.
 
         Raises:
             UnsupportedModelError: for weights that were quantized in memory, and for layers that no config describes.
@@ -152,12 +149,14 @@ class SynthesizerModelMixin:
         from ..checkpoints.conversions import stock_names
         from ..checkpoints.explained_errors import explain_push_errors
         from ..checkpoints.files import require_plain_tensors
-        from .dropped import describe_what_is_there
+        from ..layers.finding.attention_layers import find_attention_layers
+        from .dropped import describe_remaining_layers
 
         if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
-        describe_what_is_there(self)  # type: ignore[arg-type]
+        attention_layers = find_attention_layers(self)  # type: ignore[arg-type]
+        describe_remaining_layers(self, attention_layers.layers)  # type: ignore[arg-type]
         state_dict = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
         require_plain_tensors(self, state_dict)  # type: ignore[arg-type]
         repo_id = kwargs.get("repo_id", Path(save_directory).name) if kwargs.get("push_to_hub") else None
@@ -165,7 +164,7 @@ class SynthesizerModelMixin:
         with auto_map(self), stock_names(self, list(state_dict)), pushed:  # type: ignore[arg-type]
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
         if is_main_process:
-            self._complete(Path(save_directory), repo_id)
+            self._write_beside_weights(Path(save_directory), attention_layers, repo_id)
 
     def push_to_hub(self, repo_id: str, *args: Any, **kwargs: Any) -> Any:
         """As Transformers' own, with our card; a failure leaves model and files as they were, and says so."""
@@ -193,7 +192,7 @@ class SynthesizerModelMixin:
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, mode: Any, batch_size: int, max_cache_length: int
     ) -> Any:
-        # The first place of `generate` that knows both how many tokens there will be and which of the prompt are padding.
+        # The first step of `generate` that knows how many tokens there will be, and which tokens of the prompt are padding.
         from ..inference.generation_length import LENGTH_REQUESTED, require_generation_length
 
         if generation_config.__dict__.pop(LENGTH_REQUESTED, False):
@@ -202,17 +201,18 @@ class SynthesizerModelMixin:
             generation_config, model_kwargs, mode, batch_size, max_cache_length
         )
 
-    def _complete(self, folder: Path, repo_id: str | None = None) -> None:
-        """Add to a saved checkpoint what lies beside its weights: the card, the shim, and a tokenizer's new maximum."""
+    def _write_beside_weights(self, folder: Path, attention_layers: Any, repo_id: str | None = None) -> None:
+        """Write the files beside the weights of a checkpoint: the card, the shim, and a tokenizer's new maximum."""
         from ..checkpoints.auto import write_shim
         from ..checkpoints.model_card import write_model_card
         from ..checkpoints.tokenizer_length import shorten_saved
+        from ..layers.lengths import max_text_length
 
         write_shim(folder)
-        write_model_card(self, folder, repo_id=repo_id)  # type: ignore[arg-type]
-        shorten_saved(folder, self)  # type: ignore[arg-type]
+        write_model_card(self, folder, repo_id=repo_id, attention_layers=attention_layers)  # type: ignore[arg-type]
+        shorten_saved(folder, max_text_length(attention_layers.layers))
         if re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-\d+", folder.resolve().name):
-            # Trainer's pushes during training copy the weights up to its output folder, by names that it knows.
+            # When Trainer pushes during training, it copies the weights to its output folder, but no files that it does not know.
             write_shim(folder.parent)
 
     def _upload_modified_files(
@@ -221,11 +221,14 @@ class SynthesizerModelMixin:
         from ..checkpoints.auto import SHIM
         from ..checkpoints.model_card import FILE
         from ..checkpoints.tokenizer_length import shorten_pushed
+        from ..layers.finding.attention_layers import find_attention_layers
+        from ..layers.lengths import max_text_length
 
-        # Transformers has just put a card there, the repo's or an empty form.
-        self._complete(Path(working_dir), repo_id)
+        attention_layers = find_attention_layers(self)  # type: ignore[arg-type]
+        # Transformers has just written a card there, that of the repository or an empty form.
+        self._write_beside_weights(Path(working_dir), attention_layers, repo_id)
         hub_arguments = {name: kwargs[name] for name in ("token", "revision") if kwargs.get(name) is not None}
-        shorten_pushed(Path(working_dir), self, repo_id, **hub_arguments)  # type: ignore[arg-type]
+        shorten_pushed(Path(working_dir), max_text_length(attention_layers.layers), repo_id, **hub_arguments)
         ours = (SHIM.name, FILE)
         timestamps = {name: time for name, time in files_timestamps.items() if name not in ours}
         return super()._upload_modified_files(working_dir, repo_id, timestamps, *args, **kwargs)  # type: ignore[misc]

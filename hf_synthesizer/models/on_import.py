@@ -1,7 +1,7 @@
-"""Let `AutoConfig` know the model types of patched checkpoints as soon as there is one: when Transformers imports its mapping.
+"""Adds the model types of patched checkpoints to `AutoConfig` when Transformers imports its mapping of model types.
 
-So the import of this package imports neither Transformers nor torch, and whoever asks the command line for help need not wait
-for them. Nothing of Transformers is changed: its mapping gets our entries right after it was made, or now if it is there.
+So the import of this package imports neither Transformers nor torch, and `hf-synthesizer --help` is fast. Nothing else of
+Transformers changes. If the mapping is there already, it gets our entries now.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _serve() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds that one module as everybody else does, and is gone."""
+    """Finds that one module with the other finders, and removes itself."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != MAPPING:
@@ -45,15 +45,15 @@ class _Finder(MetaPathFinder):
 class _Loader(Loader):
     """Loads a module by its own loader, then serves the model types."""
 
-    def __init__(self, own: Loader):
-        self.own = own
+    def __init__(self, loader: Loader):
+        self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.own.create_module(spec)
+        return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self.own
+        module.__loader__ = self.loader
         if module.__spec__ is not None:
-            module.__spec__.loader = self.own
-        self.own.exec_module(module)
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
         _serve()

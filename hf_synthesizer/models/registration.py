@@ -1,11 +1,13 @@
-"""What Transformers' Auto classes are told of patched models, and the classes that a checkpoint asks for."""
+"""Registers patched classes with Transformers' Auto classes, and finds the classes that a checkpoint asks for."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -14,14 +16,15 @@ from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPI
 
 from ..checkpoints.auto import auto_model_classes
 from ..errors import CheckpointMismatchError
-from ..layers.stock_classes import CLASSES
+from ..layers.finding.stock_classes import CLASSES, PREFIX
 from ..version import HOW_TO_INSTALL, __version__
 
 
 def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: type[PreTrainedConfig]) -> None:
-    """Register the patched classes of a model type with each Auto class that serves the stock classes."""
-    from .classes import model_class
+    """Register the patched classes of a model type, by name, with each Auto class that loads the stock classes.
 
+    No patched class is made: Transformers takes it from `hf_synthesizer.models` when it needs it, and that makes it.
+    """
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     # Transformers calls this when a checkpoint was loaded with trust_remote_code. Its answer is to copy the module of
     # the class into every later checkpoint; ours carry the shim instead.
@@ -32,12 +35,13 @@ def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: ty
             continue
         stock = mapping[stock_config]
         # A few model types have several classes for one task, and choose by the config.
-        patched = model_class(stock[0] if isinstance(stock, (tuple, list)) else stock)
-        if patched.config_class is not config_class:
+        stock = stock[0] if isinstance(stock, (tuple, list)) else stock
+        if stock.config_class is not stock_config:
             continue  # a class for the text part alone, which has a config, and an entry, of its own (Llama 4)
-        auto_class.register(config_class, patched, exist_ok=True)
-        # Pipelines and the Trainer's model card look classes up by name.
-        mapping._model_mapping.setdefault(config_class.model_type, patched.__name__)
+        model_type = config_class.model_type
+        mapping._reverse_config_mapping[config_class.__name__] = model_type
+        mapping._model_mapping.setdefault(model_type, PREFIX + stock.__name__)
+        mapping._modules[model_type_to_module_name(model_type)] = sys.modules[CLASSES]
     for mapping in INPUTS:
         _answer_as_stock(mapping, stock_config, config_class)
 
@@ -49,25 +53,24 @@ INPUTS = (
     FEATURE_EXTRACTOR_MAPPING,
     PROCESSOR_MAPPING,
 )
-"""What `AutoTokenizer`, `AutoProcessor` and the like look up by the class of a config: a patched model takes what the stock one
-takes."""
+"""The mappings from config classes to tokenizers and processors. A patched model takes the same as the stock one."""
 
 
 def _answer_as_stock(mapping: Any, stock_config: type[PreTrainedConfig], config_class: type[PreTrainedConfig]) -> None:
-    """Let a mapping from config classes say of a patched class what it says of the stock one, and import nothing yet."""
+    """Let a mapping answer for a patched config class as for the stock one, without importing anything."""
     if stock_config in mapping._extra_content:  # from outside Transformers
         mapping.register(config_class, mapping._extra_content[stock_config], exist_ok=True)
         return
-    own = mapping._reverse_config_mapping.get(stock_config.__name__)
-    types = [model_type for model_type, name in mapping._config_mapping.items() if name == stock_config.__name__]
-    # Several model types may have one config class; what counts is one that the mapping knows.
-    known = [model_type for model_type in (own, *types) if model_type in mapping._model_mapping]
+    model_type = mapping._reverse_config_mapping.get(stock_config.__name__)
+    types = [other for other, name in mapping._config_mapping.items() if name == stock_config.__name__]
+    # Several model types may have one config class. The mapping may know only one of them.
+    known = [name for name in (model_type, *types) if name in mapping._model_mapping]
     if known:
         mapping._reverse_config_mapping[config_class.__name__] = known[0]
 
 
 def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:
-    """The config or model class of that name: what the shim asks for.
+    """The config or model class of that name, for the shim.
 
     Raises:
         CheckpointMismatchError: when this version of the package has none.

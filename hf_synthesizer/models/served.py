@@ -1,7 +1,7 @@
-"""How each patched layer is served, and what became of its stock projections: what a checkpoint has to say beside the logits.
+"""How each patched layer is served: with a forward of ours or the stock forward, and what became of the stock projections.
 
-The class of a layer is chosen by the code of the installed Transformers, and another release may have it chosen otherwise. The
-tensors of the two kinds differ, so that a checkpoint is loaded as it was saved, or not at all.
+The code of the installed Transformers decides this, and another release may decide otherwise. The tensors of the two kinds
+differ, so a checkpoint says it, and is loaded as it was saved or not at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from ..errors import CheckpointMismatchError, UnsupportedModelError
 from ..layers import find_layer_class, synthesizer_class
-from ..layers.attention_layers import AttentionLayer
+from ..layers.finding.attention_layers import AttentionLayer
 from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
 from ..layers.stock_forward import StockForwardLayer
@@ -27,7 +27,7 @@ logger = logging.get_logger(__name__)
 
 FORWARDS = ("own", "stock")
 PLACE = "_place_at_patch"
-"""An attribute of the attention layers in a patched model: name and index of the layer when it was patched; some may be dropped later."""
+"""An attribute of attention layers: the name and index that the layer had when the model was patched. A user may drop layers later."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Served:
     """How a layer is served.
 
     Attributes:
-        forward: `"own"`, or `"stock"` where the stock forward runs and asks for synthesized attention.
-        gone: the stock projections that the layer is without.
-        cut: those of which it keeps the rows of some heads alone.
+        forward: `"own"` for a layer class, `"stock"` for a layer that keeps the stock forward.
+        gone: the stock projections that the layer no longer has.
+        cut: the stock projections that keep the rows of some heads alone.
     """
 
     forward: str
@@ -46,7 +46,7 @@ class Served:
 
     @classmethod
     def of(cls, stock: nn.Module, layer: SynthesizerMixin) -> Served:
-        """How a layer is served that was made of this stock module."""
+        """How this layer is served, which was built from this stock module."""
         keeps_stock_forward = isinstance(layer, StockForwardLayer)
         modules = {name: module for name, module in layer._modules.items() if not isinstance(module, Guard)}
         modules |= dict(layer.get_submodule("stock").named_children()) if keeps_stock_forward else {}
@@ -84,41 +84,48 @@ def build_layer(
     config: LayerConfig,
     example: torch.Tensor | None,
     saved: Served | None = None,
-    by: str | None = None,
+    saved_by: str | None = None,
 ) -> SynthesizerMixin:
-    """The synthesized twin of a stock layer; served as it was when it was `saved`, by Transformers `by`, if that is known.
+    """Build the synthesized layer of a stock layer.
+
+    Args:
+        attention_layer: the stock layer.
+        config: of its synthesizer.
+        example: a floating-point tensor of the model.
+        saved: how a checkpoint's layer is served; None for a patch.
+        saved_by: the version of Transformers that saved the checkpoint, if known.
 
     Raises:
-        CheckpointMismatchError: where the installed Transformers does not allow that.
+        CheckpointMismatchError: if the installed Transformers does not allow to serve the layer as it was saved.
     """
     stock = type(attention_layer.module)
     forward = None if saved is None else saved.forward
     cls = synthesizer_class(stock, keeps_stock_forward=forward == "stock", as_saved=forward == "own")
-    whole = saved is not None and not saved.cut
+    keeps_all_rows = saved is not None and not saved.cut
     try:
-        layer = cls.from_stock(attention_layer.module, config, example, whole=whole)
+        layer = cls.from_stock(attention_layer.module, config, example, keeps_all_rows=keeps_all_rows)
     except UnsupportedModelError as error:
         if saved is None:
             raise
-        raise _other_release(attention_layer, saved, f"that is refused here: {error}", by) from error
+        raise _other_release(attention_layer, saved, f"that is refused here: {error}", saved_by) from error
     served = Served.of(attention_layer.module, layer)
     if saved is not None and served != saved:
-        raise _other_release(attention_layer, saved, f"here it would be served by {served}", by)
+        raise _other_release(attention_layer, saved, f"here it would be served by {served}", saved_by)
     if forward == "own" and find_layer_class(stock) is None:
         logger.warning_once(
             f"The forward of {stock.__name__} in transformers {transformers.__version__} uses names that it did not when this "
-            f"checkpoint was saved (by transformers {by}). Its layers are served as they were, by a forward of their own."
+            f"checkpoint was saved (by transformers {saved_by}). Its layers are served as they were, by a forward of their own."
         )
     layer.__dict__["served"] = served
     return layer
 
 
 def _other_release(
-    attention_layer: AttentionLayer, saved: Served, reason: str, by: str | None
+    attention_layer: AttentionLayer, saved: Served, reason: str, saved_by: str | None
 ) -> CheckpointMismatchError:
     return CheckpointMismatchError(
         f"config.json says that layer {attention_layer.label!r} was served by {saved}, but {reason}. Load it with the transformers that "
-        f"saved it ({by or 'see transformers_version in config.json'}; installed is {transformers.__version__}), or patch "
+        f"saved it ({saved_by or 'see transformers_version in config.json'}; installed is {transformers.__version__}), or patch "
         f"the base model again."
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import CheckpointMismatchError
-from ..layers.attention_layers import AttentionLayer
+from ..layers.finding.attention_layers import AttentionLayer
 
 
 class TowerConfig:
@@ -31,22 +31,27 @@ class TowerConfig:
         values, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)  # type: ignore[misc]
         part, description = values.get(cls.base_config_key), values.get("synthesizer")
         if cls.base_config_key and isinstance(part, dict) and isinstance(description, Mapping):
-            own = {"model_type": cls.model_type, "synthesizer": _of_tower(description, cls.base_config_key)}
-            values = {**values, cls.base_config_key: {**part, **own}}
+            values_of_tower = {
+                "model_type": cls.model_type,
+                "synthesizer": _of_tower(description, cls.base_config_key),
+            }
+            values = {**values, cls.base_config_key: {**part, **values_of_tower}}
         return values, rest
 
 
 def _of_tower(description: Mapping[str, Any], key: str) -> dict[str, Any]:
     layers = description.get("layers")
     stacks = list(layers) if isinstance(layers, Mapping) else []
-    own = [stack for stack in stacks if stack.startswith(key.removesuffix("_config"))]
-    if not isinstance(layers, Mapping) or len(own) != 1:
+    stacks_of_tower = [stack for stack in stacks if stack.startswith(key.removesuffix("_config"))]
+    if not isinstance(layers, Mapping) or len(stacks_of_tower) != 1:
         raise CheckpointMismatchError(
             f"The checkpoint is of a larger model, whose stacks are {', '.join(stacks) or 'not described'}, and none of them "
             f"alone is that of its {key!r}. Load the whole model with its own class, and take the part from it."
         )
     rows = {key: description[key] for key in ("layers", "served_by") if isinstance(description.get(key), Mapping)}
-    rows = {name: {own[0]: row[own[0]]} for name, row in rows.items() if own[0] in row}
+    rows = {
+        name: {stacks_of_tower[0]: row[stacks_of_tower[0]]} for name, row in rows.items() if stacks_of_tower[0] in row
+    }
     return {**description, **rows, "tower": key}
 
 
@@ -65,16 +70,16 @@ def stacks_here(
     Raises:
         CheckpointMismatchError: where none of the part's stacks is described.
     """
-    described, here = list(described), {attention_layer.stack: attention_layer for attention_layer in attention_layers}
+    described, here = list(described), {layer.stack: layer for layer in attention_layers}
     names = {stack: stack for stack in described}
-    for stack, attention_layer in here.items():
+    for stack, layer in here.items():
         if stack in described:
             continue
-        found = [name for name in described if name in attention_layer.name.split(".")]
-        if not found and is_tower and len(described) == len(here) == 1:
-            found = described
-        if len(found) == 1:
-            names[found[0]] = stack
+        candidates = [name for name in described if name in layer.name.split(".")]
+        if not candidates and is_tower and len(described) == len(here) == 1:
+            candidates = described
+        if len(candidates) == 1:
+            names[candidates[0]] = stack
     if described and here and not here.keys() & set(names.values()):
         raise CheckpointMismatchError(
             f"config.json describes the stacks {', '.join(described)}, but this model has {', '.join(here)} and none of those: it "

@@ -1,1 +1,1 @@
-"""Swapping self-attention in a model: what a user asks for, which layer gets what, the swap itself, and its report."""
+"""Swaps self-attention in a model: turns the user's request into a plan, carries it out, and undoes it."""

@@ -20,10 +20,10 @@ def require_no_adapters(model: PreTrainedModel) -> None:
     from peft.utils import ModulesToSaveWrapper
 
     adapted = (BaseTunerLayer, ModulesToSaveWrapper)
-    found = next((name for name, module in model.named_modules() if isinstance(module, adapted)), None)
-    if found is not None:
+    adapter = next((name for name, module in model.named_modules() if isinstance(module, adapted)), None)
+    if adapter is not None:
         raise UnsupportedModelError(
-            f"This {type(model).__name__} has adapters of PEFT, the first at {found!r}, which would neither train nor save "
+            f"This {type(model).__name__} has adapters of PEFT, the first at {adapter!r}, which would neither train nor save "
             f"the synthesizers. Patch first, then add adapters: patch_model(model, …), then get_peft_model(model, "
             f"lora_config_for(model)) with hf_synthesizer.peft. To patch what was trained so, merge it before: "
             f"patch_model(peft_model.merge_and_unload(), …)."

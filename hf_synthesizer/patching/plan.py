@@ -1,4 +1,4 @@
-"""Which layer gets which synthesizer, from what a user asks."""
+"""Turns the user's request into a configuration for each layer."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from numbers import Integral
 from typing import Any
 
 from ..errors import InvalidConfigError, NoMatchingLayerError, did_you_mean
-from ..layers.attention_layers import AttentionLayer
+from ..layers.finding.attention_layers import AttentionLayer
 from ..models.description import Plan, config_for_layer
 from ..synthesizers.config import LayerConfig, SynthesizerConfig
 from ..synthesizers.registry import variant_options
 from .selection import Layers, depth_of, describe_layers, require_index, select_layers
 
 Variant = str | SynthesizerConfig | Sequence[SynthesizerConfig]
-"""What a layer is asked to be: a variant, a configuration, or several for groups of its heads."""
+"""The user's request for one layer: a variant, a configuration, or several for groups of its heads."""
 Spec = Variant | Mapping[int | str, Variant]
 
 
 def make_plan(attention_layers: list[AttentionLayer], spec: Spec, layers: Layers, options: dict[str, Any]) -> Plan:
-    """What `patch_model` was asked for, layer by layer. A `max_length` that nobody named stays None.
+    """The configurations that the arguments of `patch_model` mean, by the layers' labels. `max_length` stays None if it is not named.
 
     Raises:
         NoMatchingLayerError: for a selection that selects nothing, or names a layer that the model does not have.
@@ -40,18 +40,13 @@ def make_plan(attention_layers: list[AttentionLayer], spec: Spec, layers: Layers
                 f"No variant of the hybrid uses {unused[0]}={options[unused[0]]!r}: leave it out."
             )
         return {
-            attention_layer.label: _layer_config(
-                chosen[attention_layer.label],
-                {k: v for k, v in options.items() if k in _options_of(chosen[attention_layer.label])},
-                attention_layer,
+            layer.label: _layer_config(
+                chosen[layer.label], {k: v for k, v in options.items() if k in _options_of(chosen[layer.label])}, layer
             )
-            for attention_layer in attention_layers
-            if attention_layer.label in chosen
+            for layer in attention_layers
+            if layer.label in chosen
         }
-    return {
-        attention_layer.label: _layer_config(spec, options, attention_layer)
-        for attention_layer in select_layers(attention_layers, layers)
-    }
+    return {layer.label: _layer_config(spec, options, layer) for layer in select_layers(attention_layers, layers)}
 
 
 def _options_of(variant: Variant) -> set[str]:
@@ -62,14 +57,14 @@ def _options_of(variant: Variant) -> set[str]:
     return {*variant_options(name), "max_length", "heads"}  # type: ignore[arg-type]
 
 
-def _layer_config(variant: Variant, options: dict[str, Any], attention_layer: AttentionLayer) -> LayerConfig:
+def _layer_config(variant: Variant, options: dict[str, Any], layer: AttentionLayer) -> LayerConfig:
     groups = _groups(variant)
     if groups is not None:
         configs = [
             _single_config(group, {k: v for k, v in options.items() if k in _options_of(group)}) for group in groups
         ]
-        return config_for_layer(configs, attention_layer)
-    return config_for_layer(_single_config(variant, options), attention_layer)  # type: ignore[arg-type]
+        return config_for_layer(configs, layer)
+    return config_for_layer(_single_config(variant, options), layer)  # type: ignore[arg-type]
 
 
 def _single_config(variant: str | SynthesizerConfig, options: dict[str, Any]) -> SynthesizerConfig:
@@ -79,7 +74,7 @@ def _single_config(variant: str | SynthesizerConfig, options: dict[str, Any]) ->
 
 
 def _groups(variant: Variant) -> Sequence[SynthesizerConfig] | None:
-    """The groups of heads that a layer is asked to have, None if it is asked for none.
+    """The groups of heads in a request; None if it has none.
 
     Raises:
         InvalidConfigError: for a list that holds anything but configurations.
@@ -97,8 +92,8 @@ def _hybrid(attention_layers: list[AttentionLayer], spec: Mapping[Any, Variant])
     """Keys are an index, a stack, or "stack.index"; the more precise one wins."""
     if not spec:
         raise NoMatchingLayerError("The hybrid is empty: name at least one layer, as in {0: 'random', 1: 'dense'}.")
-    stacks = {attention_layer.stack for attention_layer in attention_layers}
-    known = {attention_layer.label for attention_layer in attention_layers} | stacks
+    stacks = {layer.stack for layer in attention_layers}
+    known = {layer.label for layer in attention_layers} | stacks
     for key in spec:
         if isinstance(key, Integral) and not isinstance(key, bool):
             require_index(attention_layers, int(key))
@@ -108,20 +103,15 @@ def _hybrid(attention_layers: list[AttentionLayer], spec: Mapping[Any, Variant])
                 f"'stack.index'; the layers are {describe_layers(attention_layers)}.{did_you_mean(key, known)}"
             )
     chosen = {}
-    for attention_layer in attention_layers:
-        count = depth_of(attention_layers, attention_layer.stack)
-        if attention_layer.index in spec and attention_layer.index - count in spec:
+    for layer in attention_layers:
+        count = depth_of(attention_layers, layer.stack)
+        if layer.index in spec and layer.index - count in spec:
             raise InvalidConfigError(
-                f"The hybrid names layer {attention_layer.index} twice: {attention_layer.index} → {spec[attention_layer.index]!r}, and {attention_layer.index - count}, "
-                f"counted from the end of {count} layers, → {spec[attention_layer.index - count]!r}. Leave one of them out."
+                f"The hybrid names layer {layer.index} twice: {layer.index} → {spec[layer.index]!r}, and {layer.index - count}, "
+                f"counted from the end of {count} layers, → {spec[layer.index - count]!r}. Leave one of them out."
             )
-        for key in (
-            attention_layer.label,
-            attention_layer.index,
-            attention_layer.index - count,
-            attention_layer.stack,
-        ):
+        for key in (layer.label, layer.index, layer.index - count, layer.stack):
             if key in spec:
-                chosen[attention_layer.label] = spec[key]
+                chosen[layer.label] = spec[key]
                 break
     return chosen

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import NoMatchingLayerError, did_you_mean, first_line
-from ..layers.attention_layers import AttentionLayer
+from ..layers.finding.attention_layers import AttentionLayer
 
 Layers = Iterable[int] | slice | Callable[[str, nn.Module], bool] | Mapping[str, Any] | None
 
@@ -23,7 +23,7 @@ def select_layers(attention_layers: list[AttentionLayer], layers: Layers) -> lis
     if layers is None:
         selected = attention_layers
     elif isinstance(layers, Mapping):
-        stacks = {attention_layer.stack for attention_layer in attention_layers}
+        stacks = {layer.stack for layer in attention_layers}
         for stack in layers:
             if stack not in stacks:
                 raise NoMatchingLayerError(
@@ -31,17 +31,17 @@ def select_layers(attention_layers: list[AttentionLayer], layers: Layers) -> lis
                 )
         selected = []
         for stack, inner in layers.items():
-            of_stack = [attention_layer for attention_layer in attention_layers if attention_layer.stack == stack]
+            of_stack = [layer for layer in attention_layers if layer.stack == stack]
             if inner is not False and inner is not None:
                 selected += select_layers(of_stack, None if inner is True else inner)
     elif callable(layers):
-        selected = [attention_layer for attention_layer in attention_layers if _is_chosen(attention_layer, layers)]
+        selected = [layer for layer in attention_layers if _is_chosen(layer, layers)]
     elif isinstance(layers, slice):
         try:
             selected = [
-                attention_layer
-                for attention_layer in attention_layers
-                if attention_layer.index in range(*layers.indices(depth_of(attention_layers, attention_layer.stack)))
+                layer
+                for layer in attention_layers
+                if layer.index in range(*layers.indices(depth_of(attention_layers, layer.stack)))
             ]
         except (TypeError, ValueError) as error:
             raise NoMatchingLayerError(
@@ -50,10 +50,9 @@ def select_layers(attention_layers: list[AttentionLayer], layers: Layers) -> lis
     else:
         wanted = _indices(layers, attention_layers)
         selected = [
-            attention_layer
-            for attention_layer in attention_layers
-            if {attention_layer.index, attention_layer.index - depth_of(attention_layers, attention_layer.stack)}
-            & wanted
+            layer
+            for layer in attention_layers
+            if {layer.index, layer.index - depth_of(attention_layers, layer.stack)} & wanted
         ]
     if not selected:
         raise NoMatchingLayerError(
@@ -62,12 +61,12 @@ def select_layers(attention_layers: list[AttentionLayer], layers: Layers) -> lis
     return selected
 
 
-def _is_chosen(attention_layer: AttentionLayer, predicate: Callable[[str, nn.Module], bool]) -> bool:
+def _is_chosen(layer: AttentionLayer, predicate: Callable[[str, nn.Module], bool]) -> bool:
     try:
-        return bool(predicate(attention_layer.name, attention_layer.module))
+        return bool(predicate(layer.name, layer.module))
     except Exception as error:  # whatever a user's function raises
         raise NoMatchingLayerError(
-            f"The function layers= failed on layer {attention_layer.name!r}: {type(error).__name__}: {first_line(error)}. It is called as "
+            f"The function layers= failed on layer {layer.name!r}: {type(error).__name__}: {first_line(error)}. It is called as "
             f"layers(name, module), and returns True or False."
         ) from error
 
@@ -88,19 +87,19 @@ def _indices(layers: Any, attention_layers: list[AttentionLayer]) -> set[int]:
 
 def depth_of(attention_layers: list[AttentionLayer], stack: str) -> int:
     """How many attention layers a stack has."""
-    return sum(attention_layer.stack == stack for attention_layer in attention_layers)
+    return sum(layer.stack == stack for layer in attention_layers)
 
 
 def require_index(attention_layers: list[AttentionLayer], index: int) -> None:
     """Raise `NoMatchingLayerError` for an index that no stack has."""
-    depth = max((depth_of(attention_layers, attention_layer.stack) for attention_layer in attention_layers), default=0)
+    depth = max((depth_of(attention_layers, layer.stack) for layer in attention_layers), default=0)
     if not -depth <= index < depth:
         raise NoMatchingLayerError(f"No layer {index} in this model, which has {describe_layers(attention_layers)}.")
 
 
 def describe_layers(attention_layers: list[AttentionLayer]) -> str:
     """`encoder layers 0 to 11, decoder layers 0 to 5`."""
-    stacks = dict.fromkeys(attention_layer.stack for attention_layer in attention_layers)
+    stacks = dict.fromkeys(layer.stack for layer in attention_layers)
     if not stacks:
         return "no self-attention layers"
     return ", ".join(f"{stack} layers 0 to {depth_of(attention_layers, stack) - 1}" for stack in stacks)

@@ -10,16 +10,12 @@ from transformers.utils import logging
 
 from ..checkpoints.changes import changed_weights
 from ..device.offloading import require_in_memory
-from ..errors import (
-    AlreadyPatchedError,
-    NotPatchedError,
-    UnsupportedModelError,
-)
-from ..layers.attention_layers import find_attention_layers
+from ..errors import AlreadyPatchedError, NotPatchedError, UnsupportedModelError
+from ..layers.finding.attention_layers import find_attention_layers
 from ..layers.patched import is_patched, synthesized_layers
 from ..layers.sentence_transformers import lengthen_texts, model_of_sentences, shorten_texts
 from ..models.installing import Undo, install, set_class
-from ..models.own_config import replace_configs
+from ..models.patched_config import replace_configs
 from ..models.served import PLACE
 from .adapters import require_no_adapters
 from .max_length import with_lengths
@@ -87,7 +83,7 @@ def _patch(model: PreTrainedModel, variant: Spec, layers: Layers, options: dict[
             f"{type(model).__name__} has no self-attention that goes through Transformers' attention interface, and none "
             f"that a layer class was registered for (see docs/models.md). To serve it, register its attention class: CONTRIBUTING.md."
         )
-    plan = with_lengths(attention_layers, make_plan(attention_layers, variant, layers, options), model, model.config)
+    plan = with_lengths(attention_layers, make_plan(attention_layers, variant, layers, options), model)
     undo = install(model, attention_layers, plan)
     model.__dict__[_UNDO] = undo
 
@@ -147,24 +143,23 @@ def _unpatch(model: PreTrainedModel) -> None:
             len(changed),
             changed[0],
         )
-    twins = list(synthesized_layers(model))
-    for name, twin in twins:
-        stock = undo.modules.get(twin.__dict__.get(PLACE, (name,))[0])
-        if stock is None:  # put there since
+    for name, layer in list(synthesized_layers(model)):
+        stock = undo.modules.get(layer.__dict__.get(PLACE, (name,))[0])
+        if stock is None:  # a layer that was added after the patch
             continue
-        example = next((t for t in (*twin.parameters(), *twin.buffers()) if t.is_floating_point()), None)
+        example = next((t for t in (*layer.parameters(), *layer.buffers()) if t.is_floating_point()), None)
         if example is not None:  # a quantized layer may have none
             stock.to(device=example.device, dtype=example.dtype)
-        stock.train(twin.training)
+        stock.train(layer.training)
         model.set_submodule(name, stock)
     for module in model.modules():
         module.__dict__.pop(PLACE, None)
-    back = []
+    replacements = []
     for name, config in undo.configs.items():
         current = cast(PreTrainedModel, model.get_submodule(name)).config
-        back += [(new, old) for old, new in config.pairs()]
-        back.append((current, config.stock_again(current)))
-    replace_configs(model, back)
+        replacements += [(new, old) for old, new in config.pairs()]
+        replacements.append((current, config.restore_stock(current)))
+    replace_configs(model, replacements)
     for name, cls in undo.model_classes.items():
         set_class(cast(PreTrainedModel, model.get_submodule(name)), cls)
     model.model_tags = undo.tags

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError
-from ..layers.patched import max_length_of
+from ..layers.lengths import max_length_of
 from ..layers.sentence_transformers import model_in
 from .recorded import LayerWeights, record, tokenizer_for, words_of
 from .tables import Table, in_words, tables_of

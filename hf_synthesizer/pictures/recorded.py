@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import InvalidConfigError, UnsupportedModelError
-from ..layers.attention_layers import find_attention_layers
+from ..layers.finding.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
 from ..layers.sentence_transformers import model_in
 from ..transfer.observe import observing, on_device

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..layers.attention_layers import find_attention_layers
+from ..layers.finding.attention_layers import find_attention_layers
 from ..layers.mixin import SynthesizerMixin
 from ..layers.sentence_transformers import model_in
 from ..synthesizers.base import Synthesizer

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedModelError
-from ..layers.projections import find_projection_names
+from ..layers.finding.projections import find_projection_names
 from .observe import LayerPair
 
 

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from ..device.offloading import require_in_memory
 from ..errors import InvalidConfigError, NotPatchedError, UnsupportedModelError
 from ..layers import model_type_of
-from ..layers.attention_layers import find_attention_layers
+from ..layers.finding.attention_layers import find_attention_layers
+from ..layers.finding.projections import any_projection_names, find_projection_names, in_features, query_heads
 from ..layers.mixin import SynthesizerMixin
-from ..layers.projections import any_projection_names, find_projection_names, in_features, query_heads
 from ..layers.sentence_transformers import model_in
 from ..logits.masks import AttentionMask
 from ..synthesizers import HeadGroups, Synthesizer

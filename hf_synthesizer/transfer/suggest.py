@@ -16,9 +16,9 @@ from transformers.utils import logging
 
 from ..checkpoints.fresh_heads import fresh_weights
 from ..errors import AlreadyPatchedError
-from ..layers.attention_layers import find_attention_layers
+from ..layers.finding.attention_layers import find_attention_layers
+from ..layers.finding.projections import query_heads, value_heads
 from ..layers.patched import is_patched
-from ..layers.projections import query_heads, value_heads
 from ..layers.sentence_transformers import model_in
 from ..patching.swap import patch_model
 from ..synthesizers.config import SynthesizerConfig

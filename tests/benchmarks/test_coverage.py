@@ -21,7 +21,7 @@ from hf_synthesizer import (
     unpatch_model,
 )
 from hf_synthesizer.layers import synthesizer_class
-from hf_synthesizer.layers.model_types import served_types
+from hf_synthesizer.layers.finding.model_types import served_types
 from hf_synthesizer.models.model_mixin import SynthesizerModelMixin
 
 ROWS = {row["model_type"]: row for row in read(survey.OUTPUT)}

@@ -11,7 +11,7 @@ from transformers import OPTConfig, OPTModel
 
 from benchmarks.block import layers
 from hf_synthesizer import patch_model
-from hf_synthesizer.layers.layer_classes import LAYER_CLASSES
+from hf_synthesizer.layers.finding.layer_classes import LAYER_CLASSES
 from tests.helpers.benchmark_runs import lines, run
 
 FOLDERS = ("HF_SYNTHESIZER_WEIGHTS", "HF_SYNTHESIZER_DATA")

@@ -68,18 +68,19 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a version that is no number": (lambda s: s.update(format_version=True), r"has format_version True; .*Save"),
     "no version": (lambda s: s.pop("format_version"), r"config\.json has format_version None"),
     "no layers": (lambda s: s.pop("layers"), r"config\.json is damaged"),
+    "no word on how layers are served": (lambda s: s.pop("served_by"), r"config\.json is damaged.*served_by"),
     "a configuration that is not there": (lambda s: s["layers"].update(encoder=[0, 7]), r"config\.json is damaged"),
     "too many layers": (
-        lambda s: (s.pop("served_by"), s["layers"].update(encoder=[0, 1, 1])),
+        lambda s: [s[name].update(encoder=[0, row, row]) for name, row in (("layers", 1), ("served_by", 0))],
         r"describes 3 self-attention layers of the stack 'encoder'.*BertModel has 2.*number of layers",
     ),
     "too few layers": (
-        lambda s: (s.pop("served_by"), s["layers"].update(encoder=[0])),
+        lambda s: [s[name].update(encoder=[0]) for name in ("layers", "served_by")],
         r"describes 1 self-attention layers .*BertModel has 2: the others would be stock, with random weights",
     ),
-    "no layer": (lambda s: (s.pop("served_by"), s["layers"].clear()), "describes 0 self-attention layers"),
+    "no layer": (lambda s: (s["served_by"].clear(), s["layers"].clear()), "describes 0 self-attention layers"),
     "another stack": (
-        lambda s: (s.pop("served_by"), s.update(layers={"decoder": s["layers"]["encoder"]})),
+        lambda s: s.update({name: {"decoder": s[name]["encoder"]} for name in ("layers", "served_by")}),
         "describes the stacks decoder, but this model has encoder and none of those",
     ),
     "other layers than are served": (lambda s: s["layers"].update(encoder=[0, 1, 1]), "damaged .*name other layers"),
@@ -109,7 +110,7 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         r"checkpoint .*their variant is 'factorized_random', here it is 'random'",
     ),
     "a layer less": (
-        lambda s: (s.pop("served_by"), s["layers"].update(encoder=[None, 1])),
+        lambda s: (s["served_by"].update(encoder=[None, 0]), s["layers"].update(encoder=[None, 1])),
         rf"holds the tensor '{LAYER}\.synthesizer\.key_factor'.*'synthesizer' of its config\.json has no place",
     ),
 }
@@ -298,8 +299,9 @@ def test_a_stock_checkpoint_in_a_patched_class(tmp_path: Path) -> None:
 def test_state_dicts_of_other_models_are_refused_even_when_keys_may_be_missing(tmp_path: Path) -> None:
     model = patch_model(build("BertModel"), "dense")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for other in (build("BertModel"), patch_model(build("BertModel"), "random")):
-        with pytest.raises(CheckpointMismatchError, match=rf"layer '{LAYER}' but not its tensor"):
+    others = {"but not its tensor": build("BertModel"), "patched in": patch_model(build("BertModel"), "random")}
+    for reason, other in others.items():
+        with pytest.raises(CheckpointMismatchError, match=rf"'{LAYER}' .*{reason}"):
             model.load_state_dict(other.state_dict(), strict=False)
     partial = {"pooler.dense.weight": before["pooler.dense.weight"]}
     model.load_state_dict(partial, strict=False)

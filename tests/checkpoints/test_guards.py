@@ -13,7 +13,6 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from transformers import AutoModel, Trainer, TrainingArguments
 
@@ -120,20 +119,6 @@ def test_accelerate_loads_its_own_and_refuses_another_patch(tmp_path: Path, devi
 def test_a_stock_model_takes_no_state_dict_of_a_patched_one(head: str, variant: str, strict: bool) -> None:
     with pytest.raises(RuntimeError, match=r"size mismatch for .*\.(query|q)\.weight.*shape torch.Size\(\[1\]\)"):
         build(head).load_state_dict(patch_model(build(head), variant).state_dict(), strict=strict)
-
-
-def test_guards_of_old_checkpoints_are_taken_for_unknown(tmp_path: Path) -> None:
-    model = patched(("sparse_strided", {"stride": 2}))
-    model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    own = tensors[GUARD]
-    tensors.update({name: torch.zeros(1) for name, tensor in tensors.items() if tensor.shape == (1,)})
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    model.load_state_dict(tensors)
-    model.load_state_dict(tensors, assign=True)
-    for loaded in (model, AutoModel.from_pretrained(tmp_path)):
-        guard = loaded.state_dict()[GUARD]
-        assert guard.dtype == torch.int64 and torch.equal(guard, own)
 
 
 CHANGES = {

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoModel,
@@ -114,19 +113,6 @@ def test_loading_initialises_nothing_that_was_loaded(
     loaded = type(model).from_pretrained(tmp_path)
     assert not made
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
-
-
-def test_a_checkpoint_of_before_a_tensor_gets_that_tensor_alone(tmp_path: Path) -> None:
-    model = patch_model(build("BertModel"), "random+dot_product", mixing="sum")
-    model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("mixing_change")]:
-        tensors.pop(name)
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    loaded = AutoModel.from_pretrained(tmp_path).state_dict()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-    changes = [tensor for name, tensor in loaded.items() if name.endswith("mixing_change")]
-    assert len(changes) == 2 and not any(change.any() for change in changes)
 
 
 def test_guards_of_a_model_without_memory() -> None:

@@ -29,7 +29,7 @@ from transformers.models.auto.auto_factory import _LazyAutoMapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_synthesizer import patch_model, unpatch_model
-from hf_synthesizer.layers.model_types import served_types
+from hf_synthesizer.layers.finding.model_types import served_types
 from hf_synthesizer.models.classes import config_class
 from hf_synthesizer.models.registration import INPUTS
 from tests.helpers.models import build

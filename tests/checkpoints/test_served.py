@@ -13,10 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_synthesizer import CheckpointMismatchError, SynthesizerConfig, patch_model
-from hf_synthesizer.layers import layer_classes
+from hf_synthesizer.layers.finding import layer_classes
 from hf_synthesizer.layers.patched import synthesized_layers
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
-from tests.checkpoints.test_checkpoint_errors import change_config
 from tests.helpers.models import batch, build, first_output
 
 HEADS = ("BertModel", "LlamaForCausalLM", "ViTForImageClassification", "ModernBertForSequenceClassification")
@@ -127,21 +126,3 @@ def test_a_layer_that_this_version_cannot_serve_so(tmp_path: Path, monkeypatch: 
         r"stock forward\. Load it with the transformers that saved it \(\d.*patch the base model again",
     ):
         type(model).from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_a_checkpoint_without_the_record_is_never_loaded_as_something_else(
-    tmp_path: Path, head: str, variant: Any, rename: Callable[[], None]
-) -> None:
-    """Of before it was written: not even `ignore_mismatched_sizes` starts a tensor of a patched layer afresh."""
-    model, expected, inputs = saved(head, variant, tmp_path)
-    change_config(tmp_path, lambda data: [data["synthesizer"].pop(name) for name in ("forwards", "served_by")])
-    same_answers(type(model).from_pretrained(tmp_path), expected, inputs)
-    rename()
-    for settings in ({}, {"ignore_mismatched_sizes": True}):
-        try:
-            loaded = type(model).from_pretrained(tmp_path, **settings)
-        except CheckpointMismatchError:
-            continue
-        same_answers(loaded, expected, inputs)

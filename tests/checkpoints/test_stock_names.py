@@ -20,8 +20,8 @@ from hf_synthesizer import UnsupportedModelError, patch_model, unpatch_model
 from hf_synthesizer.checkpoints import conversions
 from hf_synthesizer.checkpoints.auto import serving_auto_classes
 from hf_synthesizer.checkpoints.conversions import stock_names
+from hf_synthesizer.layers.finding.model_types import served_types
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from hf_synthesizer.layers.model_types import served_types
 from tests.helpers.layers import TEXT
 from tests.helpers.models import build, first_output
 from tests.transfer.test_transfer_layers import tiny_models
@@ -77,20 +77,20 @@ def test_what_has_stock_names_is_loaded_again(tmp_path: Path, make: Any, variant
 @pytest.mark.parametrize("make", [lambda: build(VIT), nomic], ids=["vit", "nomic_bert"])
 def test_a_checkpoint_that_was_written_under_the_names_of_memory_is_loaded(tmp_path: Path, make: Any) -> None:
     model = patch_model(make(), "random+dot_product")
-    old = saved(model, tmp_path / "old", save_original_format=False)
-    assert old.keys() == model.state_dict().keys()
-    loaded = type(model).from_pretrained(tmp_path / "old")
+    memory = saved(model, tmp_path / "memory", save_original_format=False)
+    assert memory.keys() == model.state_dict().keys()
+    loaded = type(model).from_pretrained(tmp_path / "memory")
     assert torch.equal(answers(loaded), answers(model))
     assert saved(loaded, tmp_path / "new").keys() == saved(model, tmp_path / "now").keys()
 
 
 @pytest.mark.parametrize("model_type", ["dinov3_vit", "tipsv2_text_model"])
-def test_an_old_checkpoint_whose_names_a_conversion_would_spoil_is_loaded(tmp_path: Path, model_type: str) -> None:
+def test_names_of_memory_that_a_conversion_would_spoil_are_loaded(tmp_path: Path, model_type: str) -> None:
     tiny = tiny_models.build(model_type)
     model = patch_model(tiny.model, "dense+salience")
     with torch.no_grad():
         expected = first_output(model(**tiny.inputs))
-    for folder, options in ((tmp_path / "old", {"save_original_format": False}), (tmp_path / "new", {})):
+    for folder, options in ((tmp_path / "memory", {"save_original_format": False}), (tmp_path / "new", {})):
         model.save_pretrained(folder, **options)
         loaded, info = type(model).from_pretrained(folder, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]

@@ -36,7 +36,7 @@ def test_files_and_rooms_that_a_page_names_are_there(page: str) -> None:
 
 
 def test_functions_of_the_walk_are_in_their_files() -> None:
-    """`layers/bert.py` · `BertLayer.forward`: each name after a file is in that file."""
+    """`layers/signatures/bert.py` · `BertLayer.forward`: each name after a file is in that file."""
     walk = re.findall(r"`(\w[\w/]*\.py)` · `([\w.]+)`", ARCHITECTURE)
     assert len(walk) > 10
     for path, name in walk:

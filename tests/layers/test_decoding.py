@@ -8,8 +8,8 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import DynamicLayer, QuantizedLayer
 
 from hf_synthesizer import SequenceTooLongError, patch_model
+from hf_synthesizer.layers.finding.projections import head_dim
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from hf_synthesizer.layers.projections import head_dim
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
 from tests.helpers.layers import GENERATING, LAYER_CLASSES
 from tests.helpers.models import CHOOSING, build, first_output, mask, matrix, read_by_encoder

@@ -17,9 +17,9 @@ from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from hf_synthesizer import UnsupportedModelError, patch_model
 from hf_synthesizer.layers import find_layer_class
-from hf_synthesizer.layers.even_attention import Copies, equals_stock
+from hf_synthesizer.layers.finding.even_attention import Copies, equals_stock
 from hf_synthesizer.layers.mixin import SynthesizerMixin
-from hf_synthesizer.layers.rotary import RotaryDecoderLayer
+from hf_synthesizer.layers.signatures.rotary import RotaryDecoderLayer
 from hf_synthesizer.layers.stock_forward import StockForwardLayer
 from tests.helpers.layers import GROUPED
 from tests.helpers.models import batch, build, first_output
@@ -46,11 +46,14 @@ NESTED = """def gated(states):
     output = gated(output)"""
 
 
-def written(values: str = "", output: str = "") -> Callable[..., Any]:
-    """Llama's forward with a line on its values and one on its output."""
-    names = dict(vars(modeling_llama))
-    exec(FORWARD.format(values=values, output=output), names)
-    return names["forward"]
+def written(values: str = "", output: str = "", names: dict[str, str] | None = None) -> Callable[..., Any]:
+    """Llama's forward with a line on its values and one on its output, and with other names of its projections."""
+    source = FORWARD.format(values=values, output=output)
+    for stock, name in (names or {}).items():
+        source = source.replace(stock, name)
+    variables = dict(vars(modeling_llama))
+    exec(source, variables)
+    return variables["forward"]
 
 
 def gated(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,12 +56,12 @@ def test_a_write_that_fails_leaves_the_users_card_and_tokenizer(tmp_path: Path) 
     card.chmod(0o600)
     before = {path: path.read_text() for path in (card, settings)}
     with a_full_disk():
-        for write in (lambda: write_model_card(model, tmp_path), lambda: shorten_saved(tmp_path, model)):
+        for write in (lambda: write_model_card(model, tmp_path), lambda: shorten_saved(tmp_path, 8)):
             with pytest.raises(OSError, match="File too large"):
                 write()
     assert {path: path.read_text() for path in tmp_path.iterdir()} == before
     write_model_card(model, tmp_path)
-    shorten_saved(tmp_path, model)
+    shorten_saved(tmp_path, 8)
     assert "Words of my own." in card.read_text() and card.stat().st_mode & 0o777 == 0o600
     assert json.loads(settings.read_text()) == {"model_max_length": 8, "mine": "kept"}
     assert set(tmp_path.iterdir()) == set(before)

@@ -89,7 +89,7 @@ def test_where_stock_logits_are_taken_for_plain_products_they_are(model_type: st
 
 
 def plain_weights(pair: LayerPair, call: Call) -> torch.Tensor:
-    from hf_synthesizer.layers.projections import projection_of
+    from hf_synthesizer.layers.finding.projections import projection_of
 
     heads = pair.student.dimensions[1]
     query, key = (

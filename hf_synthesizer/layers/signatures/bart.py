@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from .layer_classes import register_layer
-from .mixin import SynthesizerMixin
+from ..finding.layer_classes import register_layer
+from ..mixin import SynthesizerMixin
+from ..refusals import require_no_other_states
 
 
 @register_layer
 class BartLayer(SynthesizerMixin):
-    """One class for encoder, decoder and cross-attention; `key_value_states` tell the last, which stays stock."""
+    """Encoder and decoder. Cross-attention has the same stock class and gets `key_value_states`; it stays stock."""
 
     def forward(
         self,
@@ -23,13 +24,13 @@ class BartLayer(SynthesizerMixin):
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self.require_own_states(key_value_states)
+        require_no_other_states(key_value_states)
         return self.attend_to_itself(hidden_states, attention_mask, past_key_values, **kwargs)
 
 
 @register_layer
 class WhisperLayer(SynthesizerMixin):
-    """BART's, with a word on recorded attentions."""
+    """BART's, with `output_attentions`."""
 
     def forward(
         self,
@@ -40,7 +41,7 @@ class WhisperLayer(SynthesizerMixin):
         output_attentions: bool | None = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self.require_own_states(key_value_states)
+        require_no_other_states(key_value_states)
         return self.attend_to_itself(hidden_states, attention_mask, past_key_values, **kwargs)
 
 
@@ -56,5 +57,5 @@ class SpeechEncoderLayer(SynthesizerMixin):
         output_attentions: bool | None = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self.require_own_states(key_value_states)
+        require_no_other_states(key_value_states)
         return self.attend_to_itself(hidden_states, attention_mask, **kwargs)

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 PREFIX = "Synthesizer"
-"""What the names of synthesized classes begin with."""
+"""Prefix of the names of synthesized classes."""
 CLASSES = "hf_synthesizer.models"
-"""Where synthesized classes live."""
+"""The module of synthesized classes."""
 
 _OUTSIDE: dict[str, type] = {}
 """Stock classes that are not Transformers' own, by name."""
@@ -37,15 +37,17 @@ def is_stock_model(cls: type) -> bool:
 
 
 def name_of_attention(stock: type[nn.Module]) -> str:
-    """What the synthesized class of an attention class is called: its model's name is in it, if need be in front."""
+    """The name of the synthesized class of an attention class. It contains the name of the model."""
     if _OUTSIDE.get(stock.__name__) is stock:
         return PREFIX + stock.__name__
     for prefix in _prefixes(stock.__name__):
         if getattr(_modeling(prefix), stock.__name__, None) is stock:
             return PREFIX + stock.__name__
     folder = stock.__module__.rpartition(".")[0].rpartition(".")[2]
-    own = [prefix for prefix, model_type in _model_types().items() if model_type_to_module_name(model_type) == folder]
-    return PREFIX + min(own, key=len, default="") + stock.__name__
+    prefixes = [
+        prefix for prefix, model_type in _model_types().items() if model_type_to_module_name(model_type) == folder
+    ]
+    return PREFIX + min(prefixes, key=len, default="") + stock.__name__
 
 
 def find_attention(name: str) -> type[nn.Module]:
@@ -62,9 +64,9 @@ def find_attention(name: str) -> type[nn.Module]:
         if isinstance(modeling, ImportError):
             broken.append(f"{prefix}'s could not be imported: {modeling}")
             continue
-        found = getattr(modeling, name, None) or getattr(modeling, name.removeprefix(prefix), None)
-        if isinstance(found, type):
-            return found
+        cls = getattr(modeling, name, None) or getattr(modeling, name.removeprefix(prefix), None)
+        if isinstance(cls, type):
+            return cls
     raise LookupError("; ".join([f"no modeling file of transformers defines {name!r}", *broken]))
 
 
@@ -92,7 +94,7 @@ def _model_types() -> dict[str, str]:
 
 
 def _modeling(prefix: str) -> ModuleType | ImportError:
-    """The modeling file of a model, or why there is none: one that is broken must not be in the way of the others."""
+    """The modeling file of a model, or the error of its import: a broken file must not stop the search in the others."""
     model_type = _model_types()[prefix].replace("-", "_")
     folder = model_type_to_module_name(_model_types()[prefix])
     broken = ImportError(f"no modeling file in transformers.models.{folder}")

@@ -1,4 +1,4 @@
-"""The cache of a layer that keeps the stock forward: the stock keys, and beside them what the logits need to know of each key's token."""
+"""The cache of a layer that keeps the stock forward: the stock keys, and beside them the key states of the synthesizer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers.cache_utils import Cache
 
-from .caching import grouped, store, ungrouped
+from ..caching import grouped, store, ungrouped
 
 if TYPE_CHECKING:
-    from .stock_forward import Call, StockForwardLayer
+    from .call import StockForwardCall
+    from .layer import StockForwardLayer
 
 
 class KeySideCache(Cache):
-    """Stands in for a cache during one forward pass of a layer that keeps the stock forward, and widens its keys by the key-side states.
+    """Replaces a cache during one call of a stock forward, and stores the key states with the keys.
 
-    The stock forward updates it and gets its own keys back; the key-side states of all tokens, cached ones included, go to
-    the call. Everything else is the cache's own. Of a cache for two kinds of attention, it stands for the one for this kind.
+    The stock forward updates it and gets its own keys back. The call gets the key states of all tokens, cached ones included.
+    Everything else is the cache's own. It also stands for the self-attention part of an `EncoderDecoderCache`.
     """
 
-    def __init__(self, cache: Cache, layer: StockForwardLayer, call: Call):
+    def __init__(self, cache: Cache, layer: StockForwardLayer, call: StockForwardCall):
         # Not Cache.__init__, which would make layers of its own.
         self.cache = cache
         self.layer = layer
@@ -43,7 +44,7 @@ class KeySideCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As the cache's own, with keys (B, G, L, d_h + w) for G groups of heads.
 
-        Where some heads alone compare tokens, their keys and the key-side states lie side by side in what is kept of a token, and
+        If only some heads compare tokens, the cache keeps their keys and the key states side by side for each token, and
         the stock forward gets these keys back, (B, G' ≤ G, L, d_h).
         """
         key, value, kept = key_states, value_states, self.layer.kept_keys
@@ -51,27 +52,27 @@ class KeySideCache(Cache):
             return self.update_kept(key, value, kept, layer_idx, *args, **kwargs)
         states = cast(torch.Tensor, self.call.key_states)
         width, heads, per_head = key.shape[-1], states.shape[1], states.shape[-1]
-        own = grouped(states, key.shape[1]).to(key.dtype)
-        key, value = store(self.cache, layer_idx, torch.cat([key, own], dim=-1), value, *args, **kwargs)
+        beside = grouped(states, key.shape[1]).to(key.dtype)
+        key, value = store(self.cache, layer_idx, torch.cat([key, beside], dim=-1), value, *args, **kwargs)
         self.call.key_states = ungrouped(key[..., width:], heads, per_head)  # (B, H, Lk, w)
         return key[..., :width], value
 
     def update_kept(
         self, key: torch.Tensor, value: torch.Tensor, kept: list[int], layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`update`, where only the groups of heads `kept` have keys that anybody needs."""
+        """`update` if only the keys of the groups `kept` are needed."""
         states, width = self.call.key_states, key.shape[-1]
         value = self.layer.all_values(value, self.call.hidden_states)
         if key.shape[1] != len(kept):
             key = key[:, kept]
         flat = key.transpose(1, 2).flatten(2)  # (B, L, G' · d_h)
-        own = flat.shape[-1]
-        if states is not None:  # (B, 1, L, w): those of groups of heads are of one head already
+        keys_width = flat.shape[-1]
+        if states is not None:  # (B, 1, L, w): groups of heads have one head of key states
             flat = torch.cat([flat, states[:, 0].to(flat.dtype)], dim=-1)
         stored, value = store(
             self.cache, layer_idx, grouped(flat.unsqueeze(1), value.shape[1]), value, *args, **kwargs
         )
         flat = ungrouped(stored, 1, flat.shape[-1])[:, 0]
         if states is not None:
-            self.call.key_states = flat[..., own:].unsqueeze(1)
-        return flat[..., :own].unflatten(-1, (len(kept), width)).transpose(1, 2), value
+            self.call.key_states = flat[..., keys_width:].unsqueeze(1)
+        return flat[..., :keys_width].unflatten(-1, (len(kept), width)).transpose(1, 2), value

@@ -1,4 +1,4 @@
-"""What to do with something that `patch_model` was called with and that is no model of Transformers."""
+"""Hints for users who call `patch_model` with something else than a Transformers model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 WRAPPERS = ("module", "_orig_mod", "base_model")
-"""Where DDP and DataParallel, torch.compile and PEFT keep what they wrap."""
+"""Attributes in which DDP and DataParallel, torch.compile and PEFT keep the wrapped model."""
 
 
-def way_out(thing: Any) -> str:
-    """A sentence that starts with a space and says what to call instead; empty where nothing is known."""
+def suggest_inner_model(thing: Any) -> str:
+    """A sentence that says what to patch instead, after a space; empty if nothing is known."""
     if isinstance(thing, type):
         return (
             f" A class has no layers yet: build or load a model first, as in patch_model({thing.__name__}.from_pretrained(…), "
@@ -40,5 +40,5 @@ def way_out(thing: Any) -> str:
 
 
 def _path(name: str) -> str:
-    """How to get at a submodule in Python: "0.auto_model" is `[0].auto_model`."""
+    """The Python expression for a submodule: "0.auto_model" is `[0].auto_model`."""
     return "".join(f"[{word}]" if word.isdigit() else f".{word}" for word in name.split("."))

@@ -1,4 +1,4 @@
-"""Which models can be patched: their model types, and what has to be said of a type that its code does not say."""
+"""Which model types can be patched. A few need an entry here, because their code does not name their attention."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import InvalidConfigError, UnsupportedModelError
-from .hints import way_out
-from .stock_classes import CLASSES, is_stock_model, register_outside_classes
+from ...errors import InvalidConfigError, UnsupportedModelError
+from ..patched import is_patched_class
+from .hints import suggest_inner_model
+from .stock_classes import is_stock_model, register_outside_classes
 from .stock_code import uses_attention_interface
 
 SERVED = Path(__file__).parent / "served.csv"
@@ -23,14 +24,14 @@ SERVED = Path(__file__).parent / "served.csv"
 
 @dataclass(frozen=True)
 class ModelType:
-    """A model type that does not speak for itself: what its attention is, and classes from outside Transformers.
+    """The attention classes of a model type, and its classes from outside Transformers.
 
-    Most types need none: their attention is found by its use of Transformers' attention interface, its layer class by its
-    signature.
+    Most types need none: their attention uses Transformers' attention interface, and their signature says which layer class
+    serves them.
 
     Attributes:
         name: the stock `model_type`, such as "mpnet".
-        attention: the attention classes, or their names "module:Class"; those that use the interface are found without.
+        attention: the attention classes, or their names "module:Class"; those that use the interface need not be named.
         models: model classes, and their config class, from outside Transformers.
     """
 
@@ -50,7 +51,7 @@ _MODEL_TYPES: dict[str, ModelType] = {
 
 
 def register_model_type(model_type: ModelType) -> ModelType:
-    """Make known what has to be said of a model type.
+    """Register a model type.
 
     Raises:
         InvalidConfigError: for a name that is registered with something else.
@@ -68,16 +69,16 @@ def model_type_of(model: Any) -> ModelType:
     """The model type of a model, stock or patched.
 
     Raises:
-        UnsupportedModelError: for what is no Transformers model, or no class that a checkpoint could name; with the way out.
+        UnsupportedModelError: for anything but a Transformers model of a class that a checkpoint can name. The message says what to
+            patch instead.
     """
     if not isinstance(model, PreTrainedModel):
-        found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise UnsupportedModelError(
-            f"patch_model works on Transformers models (PreTrainedModel), not on {found}.{way_out(model)}"
+            f"patch_model works on Transformers models (PreTrainedModel), not on {kind}.{suggest_inner_model(model)}"
         )
     name = model.config.model_type
-    patched = any(cls.__module__ == CLASSES for cls in type(model).__mro__)
-    if not patched and not is_stock_model(type(model)):
+    if not is_patched_class(type(model)) and not is_stock_model(type(model)):
         inner = getattr(model, model.base_model_prefix, None)
         if isinstance(inner, PreTrainedModel) and inner is not model:
             base = f"model.{model.base_model_prefix}"
@@ -104,20 +105,20 @@ def list_model_types() -> list[str]:
     """The model types that `patch_model` is known to serve, whether the installed Transformers has them or not, and the
     registered ones.
 
-    What becomes of each, by which layer class, and why others are refused: docs/models.md.
+    docs/models.md says which layer class serves each, and why others are refused.
     """
     return sorted({*served_types(), *_MODEL_TYPES})
 
 
 @cache
 def served_types() -> dict[str, str]:
-    """From each model type that passed the laws of benchmarks/model_types/survey.py to the layer classes that serve it."""
+    """The layer class of each model type that passed benchmarks/model_types/survey.py."""
     with SERVED.open(newline="") as file:
         return {row["model_type"]: row["layer_class"] for row in csv.DictReader(file)}
 
 
 def is_attention(module: nn.Module, model_type: ModelType) -> bool:
-    """Whether a module is a stock attention layer that could be synthesized."""
+    """Whether a module is a stock attention layer."""
     return isinstance(module, model_type.attention_classes()) or uses_attention_interface(type(module))
 
 

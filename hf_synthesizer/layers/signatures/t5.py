@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from .layer_classes import register_layer
-from .mixin import SynthesizerMixin
+from ..finding.layer_classes import register_layer
+from ..mixin import SynthesizerMixin
+from ..refusals import require_no_other_states
 
 
 @register_layer
 class T5Layer(SynthesizerMixin):
     """Self-attention with synthesized logits. The relative position bias stays, added to them.
 
-    T5 knows positions relative to each other only, so that padding on the left changes nothing: nor must it here.
+    T5 knows only relative positions, so padding on the left must change nothing.
     """
 
     serves_dot_product = True
@@ -44,7 +45,7 @@ class T5Layer(SynthesizerMixin):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        self.require_own_states(key_value_states)
+        require_no_other_states(key_value_states)
         is_causal = kwargs.pop("is_causal", None)
         self.require_backend(mask, **kwargs)
         length = hidden_states.shape[1]
@@ -54,7 +55,7 @@ class T5Layer(SynthesizerMixin):
         key_length = value.shape[-2]
         positions = self.positions(None, mask, length, key_length, past_length)
         if position_bias is None:
-            # Layers share the bias: the first one owns it and hands it on, whether or not it is patched.
+            # Layers share the bias: the first one computes it and passes it on, patched or not.
             if self.has_relative_attention_bias:
                 position_bias = self.compute_bias(  # type: ignore[operator]
                     length, key_length, device=value.device, past_seen_tokens=past_length

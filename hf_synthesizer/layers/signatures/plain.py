@@ -7,8 +7,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from .layer_classes import register_layer
-from .mixin import SynthesizerMixin
+from ..finding.layer_classes import register_layer
+from ..mixin import SynthesizerMixin
+from ..refusals import require_no_other_states
 
 
 @register_layer
@@ -23,7 +24,7 @@ class PlainLayer(SynthesizerMixin):
 
 @register_layer
 class AlbertLayer(SynthesizerMixin):
-    """As a plain encoder, but dropout, residual and norm are the attention module's own business."""
+    """As a plain encoder, but the attention module also applies dropout, residual and norm."""
 
     knows = frozenset({"output_dropout", "LayerNorm"})
 
@@ -38,7 +39,7 @@ class AlbertLayer(SynthesizerMixin):
 
 @register_layer
 class EsmLayer(SynthesizerMixin):
-    """A plain encoder that takes rotations along, and could attend to an encoder."""
+    """A plain encoder that gets rotations, and whose class can also be cross-attention."""
 
     def forward(
         self,
@@ -49,15 +50,15 @@ class EsmLayer(SynthesizerMixin):
         position_embeddings: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self.require_own_states(encoder_hidden_states)
+        require_no_other_states(encoder_hidden_states)
         return self.attend_to_itself(hidden_states, attention_mask, **kwargs)
 
 
 @register_layer
 class MPNetLayer(SynthesizerMixin):
-    """Not through the attention interface: the logits get a bias of relative positions, which stays, as in T5.
+    """Does not use the attention interface. The bias of relative positions stays, as in T5.
 
-    Without an interface to ask, weights are returned whenever `output_attentions` wants them.
+    Weights are returned under `output_attentions`, whatever the backend.
     """
 
     serves_dot_product = True

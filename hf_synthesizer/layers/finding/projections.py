@@ -1,4 +1,4 @@
-"""Where a stock attention module keeps its projections, its heads and its dropout: found by the names Transformers uses."""
+"""Finds the projections, heads and dropout of a stock attention module by the names that Transformers gives them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..errors import UnsupportedModelError
-from ..synthesizers.stock_weights import rows_of
+from ...errors import UnsupportedModelError
+from ...synthesizers.stock_weights import rows_of
+from ..refusals import unsupported
 
-SEPARATE = (
-    # query, key, value, and the names that the output projection may have beside them
+SEPARATE: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    # query, key, value, and the names of the output projection
     ("q_proj", "k_proj", "v_proj", ("o_proj", "out_proj", "dense", "projection_layer")),
     ("query", "key", "value", ("dense",)),
     ("q_lin", "k_lin", "v_lin", ("out_lin",)),
     ("q", "k", "v", ("o",)),
 )
+"""Names of separate projections. One more line here serves an attention class whose projections have new names."""
 OUTPUT_DROPOUTS = ("resid_dropout", "out_drop", "output_dropout")
-"""What some modules call a dropout behind their output projection."""
+"""Names of a dropout after the output projection."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
-"""What models call how far a layer looks back."""
+"""Names of the number of tokens that a layer looks back."""
 
 
 @dataclass(frozen=True)
 class ProjectionNames:
-    """The names of a module's projections. `output` is None where the module around it projects.
+    """The names of a module's projections. `output` is None if the module around it projects the output.
 
-    With `fused`, one projection makes queries, keys and values, and `rows(module, total)` names the rows of its weight that
-    make each (`value` is then the name that the values' rows get as a module of their own).
+    With `fused`, one projection makes queries, keys and values, and `rows(module, total)` gives the rows of its weight for
+    each. `value` is then the name of the module that gets the values' rows.
     """
 
     query: str
@@ -42,12 +44,17 @@ class ProjectionNames:
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The projections that a layer which compares nothing does without."""
+        """The projections that a layer needs no more if it compares no tokens."""
         return (self.fused,) if self.fused else (self.query, self.key)
 
 
+def names_of_projections() -> frozenset[str]:
+    """All names in `SEPARATE`."""
+    return frozenset(name for *names, outputs in SEPARATE for name in (*names, *outputs))
+
+
 def find_projection_names(module: nn.Module) -> ProjectionNames | None:
-    """The names of the projections of a stock attention module, or None where its names are unknown."""
+    """The names of the projections of a stock attention module; None if they are unknown."""
     names = module._modules
     for query, key, value, outputs in SEPARATE:
         if query in names and key in names and value in names:
@@ -59,7 +66,7 @@ def find_projection_names(module: nn.Module) -> ProjectionNames | None:
 
 
 def any_projection_names(module: nn.Module) -> ProjectionNames:
-    """For a module that keeps its own forward, whatever its projections are called: the first one that takes hidden states.
+    """For a layer that keeps the stock forward, with projections of any name: the first one that takes hidden states.
 
     Raises:
         UnsupportedModelError: for a module without projections.
@@ -79,9 +86,9 @@ def _first(names: Any, candidates: tuple[str, ...]) -> str | None:
 
 def _side_by_side(module: nn.Module, total: int) -> dict[str, torch.Tensor]:
     """All queries, then all keys, then all values; where groups of heads share keys and values, these are fewer."""
-    own = value_heads(module) * head_dim(module)
-    rows = torch.arange(total)
-    return {"query": rows[: total - 2 * own], "key": rows[total - 2 * own : total - own], "value": rows[total - own :]}
+    width = value_heads(module) * head_dim(module)
+    query, key, value = torch.arange(total).split([total - 2 * width, width, width])
+    return {"query": query, "key": key, "value": value}
 
 
 def _head_by_head(module: nn.Module, total: int) -> dict[str, torch.Tensor]:
@@ -99,9 +106,9 @@ FUSED = (
 
 
 def projection_of(module: nn.Module, projection_names: ProjectionNames, which: str) -> nn.Module:
-    """The projection of a stock module that makes its "query", "key" or "value"; keys as many as there are queries.
+    """The projection of a stock module that makes its "query", "key" or "value"; as many keys as queries.
 
-    It is the module's own where that is possible; else a new one with copies of its rows.
+    It is the module's own if possible, or a new one with copies of its rows.
     """
     name = (
         projection_names.fused
@@ -119,7 +126,7 @@ def projection_of(module: nn.Module, projection_names: ProjectionNames, which: s
 
 
 def head_rows(module: nn.Module, heads: Sequence[int]) -> torch.Tensor:
-    """The rows of a projection of a stock attention module that make these heads."""
+    """The rows of a stock projection for these heads."""
     width = head_dim(module)
     return (torch.tensor(heads)[:, None] * width + torch.arange(width)).flatten()
 
@@ -127,7 +134,7 @@ def head_rows(module: nn.Module, heads: Sequence[int]) -> torch.Tensor:
 def fused_rows(
     module: nn.Module, projection_names: ProjectionNames, which: Sequence[str], heads: Sequence[int]
 ) -> torch.Tensor:
-    """The rows of a fused projection that make the `which` ("query", "key", "value") of these heads, in the projection's order."""
+    """The rows of a fused projection for the `which` ("query", "key", "value") of these heads, in the projection's order."""
     total = out_features(cast(nn.Module, module._modules[cast(str, projection_names.fused)]))
     rows = cast(Callable[..., dict[str, torch.Tensor]], projection_names.rows)(module, total)
     return torch.cat([rows[name].view(-1, head_dim(module))[list(heads)].flatten() for name in which]).sort().values
@@ -145,14 +152,14 @@ def query_heads(module: nn.Module) -> int:
         heads = out_features(cast(nn.Module, module._modules[projection_names.query])) // head_dim(module)
         if projection_names.output is None:
             return heads
-        # The queries' projection may make a gate as well (Qwen3-Next).
-        mixed = in_features(cast(nn.Module, module._modules[projection_names.output])) // head_dim(module)
-        return mixed if heads == 2 * mixed else heads
+        # The query projection may make a gate too (Qwen3-Next).
+        output_heads = in_features(cast(nn.Module, module._modules[projection_names.output])) // head_dim(module)
+        return output_heads if heads == 2 * output_heads else heads
     return int(_attribute(module, ("num_heads", "num_attention_heads", "n_heads", "n_head")))
 
 
 def value_heads(module: nn.Module) -> int:
-    """How many heads the values of a stock attention module have: fewer than H where groups of heads share them."""
+    """The number of heads of the values: fewer than H if groups of heads share them."""
     projection_names = find_projection_names(module)
     if projection_names is not None and projection_names.fused is None:
         return out_features(cast(nn.Module, module._modules[projection_names.value])) // head_dim(module)
@@ -161,43 +168,41 @@ def value_heads(module: nn.Module) -> int:
 
 
 def dropout_probability(module: nn.Module) -> float:
-    """With which probability a stock attention module drops a weight in training."""
-    found = _attribute(
-        module, ("attention_dropout", "attn_dropout", "dropout_p", "dropout_prob", "dropout"), default=0.0
-    )
-    return float(found.p if isinstance(found, nn.Dropout) else found)
+    """The probability with which a stock attention module drops a weight in training."""
+    names = ("attention_dropout", "attn_dropout", "dropout_p", "dropout_prob", "dropout")
+    dropout = _attribute(module, names, default=0.0)
+    return float(dropout.p if isinstance(dropout, nn.Dropout) else dropout)
 
 
 def has_window(module: nn.Module) -> bool:
-    """Whether a stock attention module may hide tokens that are far behind, as it says itself, or else its config."""
+    """Whether a stock attention module, or its config, has a sliding window."""
     config = getattr(module, "config", None)
     return any(getattr(module, name, getattr(config, name, None)) for name in WINDOWS)
 
 
 def out_features(projection: nn.Module) -> int:
-    """How many numbers a projection makes; `Conv1D` of the GPT models calls it `nf`."""
+    """The width of a projection's output; `Conv1D` of the GPT models calls it `nf`."""
     return int(_attribute(projection, ("out_features", "nf")))
 
 
 def in_features(projection: nn.Module) -> int:
-    """How many numbers a projection takes; `Conv1D` of the GPT models calls it `nx`."""
+    """The width of a projection's input; `Conv1D` of the GPT models calls it `nx`."""
     return int(_attribute(projection, ("in_features", "nx")))
 
 
 def _attribute(module: nn.Module, names: tuple[str, ...], default: Any = None) -> Any:
-    """The first of these attributes that the module, or its config, has.
+    """The first of these attributes of the module, or else of its config.
 
     Raises:
-        UnsupportedModelError: where there is none, and no default.
+        UnsupportedModelError: if there is none, and no default.
     """
     for holder in (module, getattr(module, "config", None)):
         for name in names:
-            found = getattr(holder, name, None)
-            if found is not None and not (isinstance(found, nn.Module) and not isinstance(found, nn.Dropout)):
-                return found
+            value = getattr(holder, name, None)
+            if value is not None and (isinstance(value, nn.Dropout) or not isinstance(value, nn.Module)):
+                return value
     if default is None:
-        raise UnsupportedModelError(
-            f"{type(module).__name__} says its size in a way that no layer class knows: it has none of {', '.join(names)}. Patch other "
-            f"layers (layers=…), or register a layer class for this class."
+        raise unsupported(
+            type(module), f"says its size in a way that no layer class knows: it has none of {', '.join(names)}"
         )
     return default

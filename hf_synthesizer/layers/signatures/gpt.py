@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from .layer_classes import register_layer
-from .mixin import SynthesizerMixin
+from ..finding.layer_classes import register_layer
+from ..mixin import SynthesizerMixin
+from ..refusals import require_no_other_states
 
 
 @register_layer
@@ -42,7 +43,7 @@ class Gpt2Layer(SynthesizerMixin):
         output_attentions: bool | None = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self.require_own_states(encoder_hidden_states)
+        require_no_other_states(encoder_hidden_states)
         return self.attend_to_itself(hidden_states, attention_mask, past_key_values, **kwargs)
 
 

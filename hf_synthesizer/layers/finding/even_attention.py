@@ -1,8 +1,8 @@
-"""Whether our own forward of an attention layer equals its stock forward, tried with numbers.
+"""Tries with numbers whether the forward of a layer class equals the stock forward, apart from the logits.
 
-Names say what a stock forward reads, but not what it does with it: a norm that is known for keys may be applied to values.
-So a copy of the layer with random weights gets queries of zero, which attends evenly, and is compared with our forward with
-a table of zeros. What is left to differ is all that comes beside the logits: values, mask, output projection.
+The names in a stock forward do not say what it does with them: a norm that is known for keys may be applied to values.
+So a copy of the layer with random weights gets queries of zero: all its logits are 0. Our forward gets a table of zeros. If
+the outputs differ, values, mask or output projection differ.
 
 The copy has the sizes of the layer, but hardly any memory: its weights are overlapping views of short random vectors.
 """
@@ -17,29 +17,28 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ..device.autocast import without_autocast
-from ..synthesizers.config import SynthesizerConfig
-from ..synthesizers.stock_weights import is_quantized
+from ...device.autocast import without_autocast
+from ...synthesizers.config import SynthesizerConfig
+from ...synthesizers.stock_weights import is_quantized
 from .projections import ProjectionNames, find_projection_names, head_dim, in_features, out_features
 
 if TYPE_CHECKING:
-    from .mixin import SynthesizerMixin
+    from ..mixin import SynthesizerMixin
 
 LENGTH, ROWS = 3, 2
 TOLERANCE = 1e-3
-"""Relative to the largest number of an output. What a forward does beside attention changes it by far more."""
+"""Relative to the largest number of an output. A gate or a norm changes it by far more."""
 OVERRIDES = ("forward", "_old_forward", "_hf_hook")
-"""What offloading sets on a single module, in the place of its class's forward."""
+"""Attributes that offloading sets on a module, in place of its class's forward."""
 
 _EQUAL: dict[tuple[Any, ...], bool | None] = {}
 
 
 def equals_stock(cls: type[SynthesizerMixin], layer: nn.Module) -> bool | None:
-    """Whether `cls` computes what the stock forward of this layer does, where attention is even.
+    """Whether `cls` and the stock forward of this layer compute the same if all logits are 0.
 
-    None where the stock forward takes none of the inputs that are tried. `layer` has all modules of the stock class; none of its
-    weights is read, so that they may be on the meta device. The answer is kept for layers of the same class with the same
-    switches.
+    None if the stock forward takes none of the inputs that we try. `layer` has all modules of the stock class. Its weights are
+    not read, so they may be on the meta device. The answer is cached for layers of the same class with the same switches.
     """
     key = (cls, cls.stock_class.forward, *_switches(layer))
     if key not in _EQUAL:
@@ -48,7 +47,7 @@ def equals_stock(cls: type[SynthesizerMixin], layer: nn.Module) -> bool | None:
 
 
 def _switches(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What a stock forward may branch on, or scale by: the layer's attributes that are no sizes."""
+    """The attributes of a layer on which a stock forward may branch, or by which it may scale: all but sizes."""
     for name, value in sorted(layer.__dict__.items()):
         if isinstance(value, (bool, str, float)) and name != "training":
             yield name, value
@@ -63,21 +62,21 @@ def _compare(cls: type[SynthesizerMixin], layer: nn.Module) -> bool | None:
         if projection_names is None:
             return None  # it says so itself when it is built
         _attend_evenly(stock, projection_names)
-        ours = cls.twin_of(stock, SynthesizerConfig("random", max_length=LENGTH))
+        ours = cls.from_stock_unchecked(stock, SynthesizerConfig("random", max_length=LENGTH))
         for parameter in ours.synthesizer.parameters():
             nn.init.zeros_(parameter)
-        for given in _inputs(stock):
+        for inputs in _inputs(stock):
             try:
-                expected = _output(stock(**given))
-            except Exception:  # noqa: BLE001 - not what this forward takes; another one may be
+                expected = _output(stock(**inputs))
+            except Exception:  # noqa: BLE001 - not the inputs of this forward; the next may be
                 continue
             try:
-                found = _output(ours(**given))
+                output = _output(ours(**inputs))
             except Exception:  # noqa: BLE001 - then it is not equal
                 return False
-            if found.shape != expected.shape:
+            if output.shape != expected.shape:
                 return False
-            return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
+            return bool((output - expected).abs().max() <= TOLERANCE * expected.abs().max())
     return None
 
 
@@ -90,26 +89,26 @@ class Copies:
     def of(self, module: nn.Module) -> nn.Module:
         """A copy without hooks, in eval mode, that asks for eager attention."""
         if is_projection(module) and is_quantized(module):
-            made: Any = nn.Linear(in_features(module), out_features(module), device="meta")
-            made.weight, made.bias = self.random(made.weight), self.random(made.bias)
-            return cast(nn.Module, made.eval())
-        made = type(module).__new__(type(module))
-        nn.Module.__init__(made)
-        fresh = made.__dict__.keys()
+            copied: Any = nn.Linear(in_features(module), out_features(module), device="meta")
+            copied.weight, copied.bias = self.random(copied.weight), self.random(copied.bias)
+            return cast(nn.Module, copied.eval())
+        copied = type(module).__new__(type(module))
+        nn.Module.__init__(copied)
+        fresh = copied.__dict__.keys()
         for name, value in module.__dict__.items():
             if name not in fresh and name not in OVERRIDES:
-                made.__dict__[name] = value
+                copied.__dict__[name] = value
         config = module.__dict__.get("config")
         if config is not None:
-            made.__dict__["config"] = config = copy.copy(config)
+            copied.__dict__["config"] = config = copy.copy(config)
             config.__dict__["_attn_implementation_internal"] = "eager"  # that of its sub-configs is not its own
         for name, parameter in module._parameters.items():
-            made._parameters[name] = None if parameter is None else self.random(parameter)
+            copied._parameters[name] = None if parameter is None else self.random(parameter)
         for name, buffer in module._buffers.items():
-            made._buffers[name] = self.buffer(buffer)
+            copied._buffers[name] = self.buffer(buffer)
         for name, child in module._modules.items():
-            made._modules[name] = None if child is None else self.of(child)
-        return made.eval()
+            copied._modules[name] = None if child is None else self.of(child)
+        return copied.eval()
 
     def random(self, like: torch.Tensor) -> nn.Parameter:
         """Random numbers of this shape: (out, in) takes the memory of out + in."""
@@ -127,12 +126,12 @@ class Copies:
 
 
 def is_projection(module: nn.Module) -> bool:
-    """Whether a module says how many numbers it takes and makes, as `nn.Linear` and what quantizers make of it do."""
+    """Whether a module names the widths of its input and output, as `nn.Linear` and quantized ones do."""
     return hasattr(module, "in_features") and hasattr(module, "out_features")
 
 
 def _attend_evenly(stock: nn.Module, projection_names: ProjectionNames) -> None:
-    """Let a stock layer make queries of zero."""
+    """Let a stock layer project queries of zero."""
     projection = cast(nn.Module, stock._modules[projection_names.fused or projection_names.query])
     weight, rows = cast(torch.Tensor, projection.weight), slice(None)
     if projection_names.rows is None:
@@ -152,7 +151,7 @@ def _attend_evenly(stock: nn.Module, projection_names: ProjectionNames) -> None:
 
 
 def _inputs(stock: nn.Module) -> Iterator[dict[str, Any]]:
-    """What a forward may take: hidden states, a triangle as mask, and rotations in one of the shapes that models have."""
+    """Arguments that a forward may take: hidden states, a triangle as mask, and rotations in one of the shapes of models."""
     parameters = inspect.signature(stock.forward).parameters
     generator = torch.Generator("cpu").manual_seed(1)
     projection_names = cast(ProjectionNames, find_projection_names(stock))
@@ -162,20 +161,20 @@ def _inputs(stock: nn.Module) -> Iterator[dict[str, Any]]:
         return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
 
     triangle = torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min, device="cpu").triu(1)
-    given: dict[str, Any] = {next(iter(parameters)): noise(ROWS, LENGTH, width)}
+    inputs: dict[str, Any] = {next(iter(parameters)): noise(ROWS, LENGTH, width)}
     for name in ("attention_mask", "mask"):
         if name in parameters:
-            given[name] = triangle.expand(ROWS, 1, -1, -1)
+            inputs[name] = triangle.expand(ROWS, 1, -1, -1)
     if "position_ids" in parameters:
-        given["position_ids"] = torch.arange(LENGTH, device="cpu").expand(ROWS, -1)
+        inputs["position_ids"] = torch.arange(LENGTH, device="cpu").expand(ROWS, -1)
     if "position_embeddings" in parameters:
         partial = getattr(stock, "rotary_ndims", head_dim(stock))
         for size in dict.fromkeys((head_dim(stock), int(partial), head_dim(stock) // 2)):
             for before in ((1, LENGTH), (LENGTH,), (3, ROWS, LENGTH)):
-                yield {**given, "position_embeddings": (noise(*before, size), noise(*before, size))}
-        yield {**given, "position_embeddings": noise(ROWS, LENGTH, width)}
-    yield given
+                yield {**inputs, "position_embeddings": (noise(*before, size), noise(*before, size))}
+        yield {**inputs, "position_embeddings": noise(ROWS, LENGTH, width)}
+    yield inputs
 
 
-def _output(made: Any) -> torch.Tensor:
-    return cast(torch.Tensor, made[0] if isinstance(made, tuple) else made)
+def _output(output: Any) -> torch.Tensor:
+    return cast(torch.Tensor, output[0] if isinstance(output, tuple) else output)

@@ -1,4 +1,4 @@
-"""A patched model has a config of its own: the stock object may belong to other models, and comes back with `unpatch_model`."""
+"""The config of a patched model: a copy, because the stock object may belong to other models and comes back with `unpatch_model`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from transformers import PreTrainedConfig
 
 
 @dataclass
-class OwnConfig:
-    """The stock config object, the patched model's copy of it, and what the copy held when it was made."""
+class PatchedConfig:
+    """The stock config, the patched model's copy, and the values of the copy at the start."""
 
     stock: PreTrainedConfig
-    own: PreTrainedConfig
+    patched: PreTrainedConfig
     at_start: dict[str, Any]
 
     @classmethod
     def of(
         cls, stock: PreTrainedConfig, config_class: type[PreTrainedConfig], description: dict[str, Any]
-    ) -> OwnConfig:
-        """A copy of the other class, with the description of the patch in it."""
-        own = copy.deepcopy(stock)
-        own.__class__ = config_class
-        own.synthesizer = description
-        return cls(stock, own, copy.deepcopy(own.__dict__))
+    ) -> PatchedConfig:
+        """Copy a config, with another class and the description of the patch."""
+        patched = copy.deepcopy(stock)
+        patched.__class__ = config_class
+        patched.synthesizer = description
+        return cls(stock, patched, copy.deepcopy(patched.__dict__))
 
     def pairs(self) -> Iterator[tuple[PreTrainedConfig, PreTrainedConfig]]:
-        """The stock config and the copy, and likewise the configs in them: those of the towers of a larger model."""
-        waiting = [(self.stock, self.own)]
+        """Stock config and copy, and the pairs of configs in them (of the towers of a larger model)."""
+        waiting = [(self.stock, self.patched)]
         while waiting:
             old, new = waiting.pop()
             yield old, new
@@ -40,8 +40,8 @@ class OwnConfig:
                 if isinstance(value, PreTrainedConfig) and isinstance(other, PreTrainedConfig):
                     waiting.append((value, other))
 
-    def stock_again(self, current: PreTrainedConfig) -> PreTrainedConfig:
-        """The stock object, with what was set on the patched model's config since, such as the size of a vocabulary."""
+    def restore_stock(self, current: PreTrainedConfig) -> PreTrainedConfig:
+        """The stock config, with the values that a user has changed in the patched one, such as the size of a vocabulary."""
         for name, value in current.__dict__.items():
             if name == "architectures":  # of the patched class, where it was saved
                 continue
@@ -51,8 +51,8 @@ class OwnConfig:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values of configs are equal. A config is what it holds: one that differs from layer to layer refuses to be
-    asked for its attributes, and so to be compared."""
+    """Whether two values of configs are equal. Configs are compared by their `__dict__`: one that differs from layer to layer
+    raises an error when its attributes are read."""
     if type(value) is not type(other):
         return False
     if isinstance(value, PreTrainedConfig):
@@ -65,7 +65,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def replace_configs(model: nn.Module, pairs: Iterable[tuple[PreTrainedConfig, PreTrainedConfig]]) -> None:
-    """Wherever a module of the model refers to the first config of a pair, let it refer to the second."""
+    """Replace the first config of each pair by the second, in all modules of the model."""
     others = {id(old): new for old, new in pairs}
     for module in model.modules():
         for name, value in module.__dict__.items():

@@ -1,4 +1,4 @@
-"""What the code of a stock forward says: which names it uses, however it is nested or wrapped."""
+"""Reads the code of a stock forward: which names it uses, in nested and wrapped functions too."""
 
 from __future__ import annotations
 
@@ -11,41 +11,43 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 UNREADABLE = "(unreadable)"
-"""Stands among the names of a forward where its code does not say one: a computed attribute, or no Python code at all."""
+"""In place of a name that the code does not say: a computed attribute, or no Python code at all."""
 _SAME = ("transformers.utils.",)
-"""Modules whose decorators (deprecated names of arguments, kernels) change nothing of what a forward computes."""
+"""Modules whose decorators (deprecated names of arguments, kernels) do not change what a forward computes."""
 _NAMES: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
 
 
 def names_used(stock: type[nn.Module]) -> frozenset[str]:
-    """All names, global or of an attribute, in the code of a class's forward: of nested functions, lambdas and
-    comprehensions, of decorators around it, and of functions in their closures too; and those that `getattr` is given."""
+    """All names of globals and attributes in the code of a class's forward, and names passed to `getattr`.
+
+    Its code includes nested functions, lambdas, comprehensions, decorators around it, and functions in their closures.
+    """
     forward = stock.forward
-    found = _NAMES.get(forward)
-    if found is None:
+    names = _NAMES.get(forward)
+    if names is None:
         codes = list(code_of(stock))
-        found = frozenset(name for code in codes for name in (*code.co_names, *_attributes(code)))
-        _NAMES[forward] = found = found if codes else frozenset({UNREADABLE})
-    return found
+        used = frozenset(name for code in codes for name in (*code.co_names, *_attributes(code)))
+        _NAMES[forward] = names = used if codes else frozenset({UNREADABLE})
+    return names
 
 
 def code_of(stock: type[nn.Module]) -> Iterator[CodeType]:
     """The code objects that a class's forward is made of."""
-    waiting: list[Any] = [stock.forward]
+    remaining: list[Any] = [stock.forward]
     seen: set[int] = set()
-    while waiting:
-        found = waiting.pop()
-        if id(found) in seen:
+    while remaining:
+        part = remaining.pop()
+        if id(part) in seen:
             continue
-        seen.add(id(found))
-        if isinstance(found, CodeType):
-            yield found
-            waiting += [constant for constant in found.co_consts if isinstance(constant, CodeType)]
-        elif isinstance(found, FunctionType):
-            waiting.append(getattr(found, "__wrapped__", None))
-            if not str(found.__globals__.get("__name__", "")).startswith(_SAME):
-                waiting.append(found.__code__)
-                waiting += [_content(cell) for cell in found.__closure__ or ()]
+        seen.add(id(part))
+        if isinstance(part, CodeType):
+            yield part
+            remaining += [constant for constant in part.co_consts if isinstance(constant, CodeType)]
+        elif isinstance(part, FunctionType):
+            remaining.append(getattr(part, "__wrapped__", None))
+            if not str(part.__globals__.get("__name__", "")).startswith(_SAME):
+                remaining.append(part.__code__)
+                remaining += [_content(cell) for cell in part.__closure__ or ()]
 
 
 def _content(cell: Any) -> Any:
@@ -68,9 +70,9 @@ def _attributes(code: CodeType) -> Iterator[str]:
 
 
 def asks_for_backend(stock: type[nn.Module]) -> bool:
-    """Whether a forward does something by the name of the attention backend, beside asking for its function.
+    """Whether a forward reads the name of the attention backend for more than its function.
 
-    Under ours it would do something else. (Sparse attention that an indexer chooses is masked so.)
+    Under our name it would do something else. (Sparse attention with an indexer chooses its mask by the name.)
     """
     read = [instruction.argval for code in code_of(stock) for instruction in dis.get_instructions(code)]
     return read.count("_attn_implementation") > read.count("get_interface")

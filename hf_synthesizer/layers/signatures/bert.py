@@ -1,4 +1,4 @@
-"""BERT's forward signature, and that of all who took it over: RoBERTa, XLM-R, CamemBERT, ELECTRA, ERNIE and more."""
+"""BERT's forward signature, which many models share: RoBERTa, XLM-R, CamemBERT, ELECTRA, ERNIE and more."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from .layer_classes import register_layer
-from .mixin import SynthesizerMixin
+from ..finding.layer_classes import register_layer
+from ..mixin import SynthesizerMixin
 
 
 @register_layer

@@ -1,6 +1,6 @@
 """Models that rotate queries and keys: Llama and its many relatives, and the rotary encoders. Values are not rotated.
 
-The signatures differ in the order of their parameters alone; a layer that compares nothing has no use for the rotation.
+The signatures differ only in the order of their parameters. A layer that compares no tokens ignores the rotation.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from .layer_classes import register_layer
-from .mixin import SynthesizerMixin
+from ..finding.layer_classes import register_layer
+from ..mixin import SynthesizerMixin
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 class ClippedValues(SynthesizerMixin):
-    """Some models clip what their projections make (OLMo, `clip_qkv`)."""
+    """Some models clip their queries, keys and values (OLMo, `clip_qkv`)."""
 
     knows = frozenset({"clip_qkv", "clamp_", "clamp"})
     counts_from_padding = True

@@ -1,4 +1,4 @@
-"""The dot products of a stock forward, as one part among others."""
+"""The dot products of a stock forward, as one part of the logits."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..errors import UnsupportedModelError
-from ..logits.forms import Explicit, Grouped, Logits, LowRank, Sum, weighted
-from ..logits.positions import Positions
-from ..logits.reach import Windowed
-from ..synthesizers import Synthesizer
+from ...errors import UnsupportedModelError
+from ...logits.forms import Explicit, Grouped, Logits, LowRank, Sum, weighted
+from ...logits.positions import Positions
+from ...logits.reach import Windowed
+from ...synthesizers import Synthesizer
 
 
 class StockDotProduct(Synthesizer):
-    """`S[h, i, j] = q_i[h] · k_j[h] · scaling`, with the queries and keys that the stock forward hands over.
+    """`S[h, i, j] = q_i[h] · k_j[h] · scaling`, with the queries and keys of the stock forward, for these `heads` of the layer.
 
-    `heads` are the layer's heads that these are. The logits have a place (`StockLogits`) where `filled` puts them in.
+    It returns a placeholder (`StockLogits`); `filled` puts the dot products in its place.
     """
 
     formula = "the stock layer's own"
@@ -25,14 +25,14 @@ class StockDotProduct(Synthesizer):
     heads: tuple[int, ...] = ()
 
     def start_at_zero(self) -> None:
-        """Stays as it is: it is the part that the others are added to."""
+        """Nothing: the other parts are added to this one."""
 
     def synthesize(self, hidden_states: torch.Tensor, key_states: torch.Tensor | None, positions: Positions) -> Logits:
         return StockLogits(self.heads, positions.query_length)
 
 
 class StockLogits(Logits):
-    """Stands for the dot products of these heads until the stock forward has made them."""
+    """A placeholder for the dot products of these heads until the stock forward has computed queries and keys."""
 
     def __init__(self, heads: Sequence[int], query_length: int):
         self.heads = heads
@@ -43,7 +43,7 @@ class StockLogits(Logits):
 
 
 def filled(logits: Logits, dot_products: Callable[[Sequence[int]], Logits]) -> Logits:
-    """The logits with `dot_products(heads)` in the places that were left for them."""
+    """The logits with `dot_products(heads)` in place of each placeholder."""
     if isinstance(logits, StockLogits):
         return dot_products(logits.heads)
     if isinstance(logits, Windowed):
@@ -61,6 +61,6 @@ def of_heads(tensor: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
 
 
 def dot_product(query: torch.Tensor, key: torch.Tensor, scaling: float | None, softcap: float | None) -> Logits:
-    """`query · keyᵀ · scaling`, capped if need be."""
+    """`query · keyᵀ · scaling`, capped if there is a `softcap`."""
     scaled = LowRank(query * (query.shape[-1] ** -0.5 if scaling is None else scaling), key)
     return scaled if softcap is None else Explicit(softcap * torch.tanh(scaled.materialize() / softcap))

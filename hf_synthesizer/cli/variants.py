@@ -12,7 +12,7 @@ import typer
 from .console import CommandError
 
 if TYPE_CHECKING:
-    from ..transfer import HeadSuggestion, Suggestion
+    from ..transfer import Suggestion
 
 Variant = Annotated[
     list[str] | None,
@@ -68,17 +68,16 @@ def spec_of(variant: list[str] | None, plan: Path | None) -> str | dict[int | st
     return hybrid
 
 
-def read_plan(path: Path) -> Suggestion | HeadSuggestion:
+def read_plan(path: Path) -> Suggestion:
     """Read a file that `suggest --json` wrote.
 
     Raises:
         CommandError: for a file that is no JSON.
         InvalidConfigError: for JSON that is no plan.
     """
-    from ..transfer import HeadSuggestion, Suggestion
+    from ..transfer import Suggestion
 
-    data = read_json(path)
-    return (HeadSuggestion if isinstance(data, dict) and "heads" in data else Suggestion).from_dict(data)
+    return Suggestion.from_dict(read_json(path))
 
 
 def read_json(path: Path) -> Any:

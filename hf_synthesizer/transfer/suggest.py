@@ -28,7 +28,7 @@ from .head_gates import HeadGates, gated
 from .observe import Batch, LayerPair, observing, on_device, pair_layers
 from .resume import EndlessBatches
 from .run import transfer_attention
-from .suggestion import Budget, HeadSuggestion, Suggestion, budgets_of, count_of
+from .suggestion import Budget, Suggestion, budgets_of, count_of
 
 logger = logging.get_logger(__name__)
 
@@ -117,7 +117,7 @@ def suggest_heads(
     autocast: torch.dtype | None = None,
     progress: bool = True,
     **options: Any,
-) -> HeadSuggestion:
+) -> Suggestion:
     """Measure how synthesizing each head changes the answers, and suggest which heads to synthesize.
 
     A copy of the teacher gets synthesized attention in all heads, in closed form if the variant has one. Then each head of the
@@ -173,7 +173,7 @@ def suggest_heads(
         costs = head_costs(teacher_with_head, gates, measured, {label: heads[label] for label in keys}, use_head)
         config_with_options = SynthesizerConfig.create(**{**config.to_dict(), **options})
         shared = {keys[label]: count for label, count in heads_of_a_key.items() if whole_keys}
-        suggestion = HeadSuggestion(
+        suggestion = Suggestion.of_heads(
             config_with_options, {keys[label]: row for label, row in costs.items()}, budgets[-1], shared=shared
         )
         labels = {key: label for label, key in keys.items()}

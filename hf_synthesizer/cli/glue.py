@@ -12,10 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import DataError
-from .console import CommandError, Json, redirect_output, require_folder, shows_progress
-from .console import report as show
-from .models import Model
-from .patching import Output
+from .console import CommandError, redirect_output, require_folder, show, shows_progress
+from .options import BatchSize, Json, Model, Output
 
 TaskName = Annotated[
     str | None,
@@ -39,12 +37,6 @@ MaxLength = Annotated[int, typer.Option(min=1, help="The maximum number of token
 Samples = Annotated[int | None, typer.Option(min=1, help="Use only so many validation rows.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands of this file."""
-    for command in (evaluate, finetune):
-        app.command()(command)
-
-
 def evaluate(
     model: Model,
     task: TaskName = None,
@@ -52,7 +44,7 @@ def evaluate(
     validation_file: ValidationFile = None,
     max_length: MaxLength = 128,
     max_samples: Samples = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 64,
+    batch_size: BatchSize = 64,
     json: Json = False,
 ) -> None:
     """Score a fine-tuned model on the validation rows of a task.
@@ -88,7 +80,7 @@ def finetune(
     ] = None,
     epochs: Annotated[float, typer.Option(min=0, help="The number of passes over the training rows.")] = 3.0,
     learning_rate: Annotated[float, typer.Option(min=0, help="The highest learning rate.")] = 5e-5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 32,
+    batch_size: BatchSize = 32,
     max_length: MaxLength = 128,
     max_train_samples: Annotated[int | None, typer.Option(min=1, help="Use only so many training rows.")] = None,
     max_samples: Samples = None,
@@ -183,11 +175,11 @@ def _convert(
     texts = rows_for_transfer(rows, size, special_ids(tokenizer), max_length, training.seed)
     collate, order = collator_for(task, tokenizer, max_length), torch.Generator().manual_seed(training.seed)
     batches: Any = DataLoader(texts, 32, shuffle=True, generator=order, collate_fn=collate)  # type: ignore[arg-type]
-    patch_spec: Any = variant
+    new_attention: Any = variant
     if layers == "suggest":
-        patch_spec, layers = suggest_layers(stock, batches, variant, 0.5, max_length=max_length), None
-        logger.warning(f"Suggested layers:\n{patch_spec}")
-    patch_model(model, patch_spec, layers=parse_layers(layers), max_length=max_length)
+        new_attention, layers = suggest_layers(stock, batches, variant, 0.5, max_length=max_length), None
+        logger.warning(f"Suggested layers:\n{new_attention}")
+    patch_model(model, new_attention, layers=parse_layers(layers), max_length=max_length)
     logger.warning(f"{patch_report(model)}")
     if transfer_steps:
         checkpoint_dir = Path(str(training.output_dir)) / "transfer"
@@ -199,3 +191,6 @@ def _table(metrics: dict[str, float]) -> str:
     return "\n".join(
         f"{name:32}{value:.4f}" if isinstance(value, float) else f"{name:32}{value}" for name, value in metrics.items()
     )
+
+
+COMMANDS = (evaluate, finetune)

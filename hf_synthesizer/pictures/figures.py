@@ -81,16 +81,16 @@ def labelled_rows(labels: Sequence[str], value: str) -> tuple[Figure, Axes]:
     return figure, axis
 
 
-def choose_indices(wanted: Sequence[int] | None, count: int, most: int, what: str) -> list[int]:
-    """The wanted indices; if None, up to `most` of `count`, evenly spread, with the first and the last.
+def choose_indices(indices: Sequence[int] | None, count: int, most: int, what: str) -> list[int]:
+    """These indices; if None, up to `most` of `count`, evenly spread, with the first and the last.
 
     Raises:
         InvalidConfigError: for an index out of range.
     """
-    for index in wanted or ():
+    for index in indices or ():
         if not 0 <= index < count:
             raise InvalidConfigError(f"There is no {what} {index}: they are 0 to {count - 1}.")
-    if wanted is not None:
-        return list(wanted)
+    if indices is not None:
+        return list(indices)
     number = min(most, count)
     return sorted({round(place * (count - 1) / max(number - 1, 1)) for place in range(number)})

@@ -36,8 +36,8 @@ def plot_synthesizer(
         raise NotPatchedError(
             f"This {type(model).__name__} has no layer with a learnt table: it is stock, or its variants only compare tokens."
         )
-    wanted = [labels[index] for index in choose_indices(layers, len(labels), MOST_LAYERS, "layer with a table")]
-    shown = [table for table in tables if table.layer in wanted]
+    chosen = [labels[index] for index in choose_indices(layers, len(labels), MOST_LAYERS, "layer with a table")]
+    shown = [table for table in tables if table.layer in chosen]
     columns = choose_indices(heads, max(len(table.values) for table in shown), MOST_HEADS, "head")
     wide = [table.rows == "head" for table in shown]  # one map shows all heads, as rows
     heights = [

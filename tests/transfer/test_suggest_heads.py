@@ -155,6 +155,20 @@ def test_a_suggestion_prints_is_edited_and_travels(tmp_path: Path) -> None:
         Suggestion.load(tmp_path / "other.json")
 
 
+def test_a_suggestion_of_layers_is_saved_too_and_has_no_heads(tmp_path: Path) -> None:
+    suggestion = Suggestion({1: "random"}, {"encoder.0": 0.4, "encoder.1": 0.1}, {"encoder.1": 0.1})
+    suggestion.save(tmp_path / "layers.json")
+    again = Suggestion.load(tmp_path / "layers.json")
+    assert again == suggestion and again.costs == suggestion.costs and again.total == suggestion.total
+    assert str(again) == str(suggestion) and [line.split()[0] for line in str(again).splitlines()[2:]] == [
+        "encoder.1",
+        "encoder.0",
+    ]
+    for use in (lambda: again.at(0.5), lambda: again.heads, lambda: again.order, again.picture):
+        with pytest.raises(InvalidConfigError, match="costs of whole layers"):
+            use()
+
+
 @pytest.mark.parametrize("budget", [0, 1.5, -1, 7, True, "half", [], [0.5, 0]])
 def test_a_budget_that_cannot_be(budget) -> None:
     with pytest.raises(InvalidConfigError, match="budget"):

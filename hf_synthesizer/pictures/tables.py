@@ -50,7 +50,7 @@ def tables_of(model: nn.Module) -> list[Table]:
     tables = []
     for attention_layer in find_attention_layers(model_in(model))[0]:
         if isinstance(attention_layer.module, SynthesizerMixin):
-            synthesizer = attention_layer.module.synthesizer
+            synthesizer: Synthesizer = attention_layer.module.synthesizer
             mixed = isinstance(synthesizer, MixtureSynthesizer)
             for part in [part for _, part in synthesizer.components()] if mixed else [synthesizer]:
                 for symbol, rows, columns, values in _tables_of_part(part):

@@ -114,8 +114,8 @@ def test_a_process_prints_its_report_alone_and_its_mistake_as_one_line(folder: P
     done = start(folder, "patch", "stock", "--variant=random", "--max-length=16", "--output=first", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["output"] == "first", done.stderr
     assert "%|" not in done.stderr and "Traceback" not in done.stderr
-    wrong = start(folder, "report", "./nowhere", "--lengths=8")
-    assert wrong.returncode == 1 and not wrong.stdout and "there is no such folder" in wrong.stderr
+    wrong = start(folder, "patch", "stock", "--output=x")
+    assert wrong.returncode == 2 and not wrong.stdout and "--variant, or with --plan" in wrong.stderr
     assert "Traceback" not in wrong.stderr
 
 

@@ -51,8 +51,10 @@ def tables_of(model: nn.Module) -> list[Table]:
     for attention_layer in find_attention_layers(model_in(model))[0]:
         if isinstance(attention_layer.module, SynthesizerMixin):
             synthesizer: Synthesizer = attention_layer.module.synthesizer
-            mixed = isinstance(synthesizer, MixtureSynthesizer)
-            for part in [part for _, part in synthesizer.components()] if mixed else [synthesizer]:
+            parts = [synthesizer]
+            if isinstance(synthesizer, MixtureSynthesizer):
+                parts = [part for _, part in synthesizer.components()]
+            for part in parts:
                 for symbol, rows, columns, values in _tables_of_part(part):
                     values = values.detach().float().cpu()
                     tables.append(Table(attention_layer.label, part.variant, symbol, rows, columns, values))

@@ -1,1 +1,1 @@
-"""Examples: each script is read from top to bottom, and `shared` has what several of them need."""
+"""Examples: read each script from top to bottom. `shared` holds the code that several scripts use."""

@@ -1,14 +1,13 @@
-"""All mechanisms on the same tokens: time of forward and backward, memory, and agreement with full attention.
+"""Compare all mechanisms on the same tokens: time of forward and backward, memory, and agreement with full attention.
 
 python examples/compare_mechanisms.py                            # MiniLM-L6 from its package, else random weights
 python examples/compare_mechanisms.py --model bert-base-uncased --text book.txt --length 512 --layer 5
 python examples/compare_mechanisms.py --quick
 
-One self-attention layer of a BERT model gets the hidden states that a text has there, and is replaced by each mechanism in
-turn, as patch_model would. `agreement` is the share of the keys with the largest weights in the stock layer that are among
-those with the largest weights after the patch; the mean over queries and heads. What is learnt and not inherited (all but
-what starts from the model's own queries and keys) agrees by chance until it was trained, or taught by transfer_attention.
-`peak` is how much the resident memory rises in one step (Linux).
+The script takes one self-attention layer of a BERT model, and the hidden states of a text at this layer. It replaces the layer
+by each mechanism in turn, as patch_model does. `agreement` compares the keys with the largest weights before and after: it is
+the share of keys that are in both sets, the mean over queries and heads. Variants that do not start from the model's queries
+and keys agree by chance only, until they are trained. `peak` is the rise of resident memory in one step (Linux).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ STOCK = "stock"
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
-    """Measure each mechanism, print the table, draw the plot."""
+    """Measure each mechanism, print the table and draw the plot."""
     arguments = arguments_of(argv)
     torch.manual_seed(arguments.seed)
     model, input_ids, source = model_and_tokens(arguments)
@@ -68,11 +67,11 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a BERT on the Hub or in a folder (default: MiniLM-L6 from its package)")
     parser.add_argument("--text", type=Path, help="a plain text (default: this project's README)")
-    parser.add_argument("--variants", nargs="*", help="these alone (default: all, and some mixtures)")
+    parser.add_argument("--variants", nargs="*", help="the variants to compare (default: all, and some mixtures)")
     parser.add_argument("--layer", type=int, default=2)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch_size", type=int, default=4)
-    parser.add_argument("--keys", type=int, default=32, help="how many of the best keys are compared")
+    parser.add_argument("--keys", type=int, default=32, help="the number of best keys to compare")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("outputs/compare_mechanisms.png"))
@@ -84,7 +83,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
 
 
 def model_and_tokens(arguments: argparse.Namespace) -> tuple[PreTrainedModel, torch.Tensor, str]:
-    """The model, token ids (B, L), and what to call it."""
+    """The model, token ids (B, L), and the name of the model."""
     name = arguments.model
     if name is None and not arguments.quick:
         try:
@@ -105,7 +104,7 @@ def model_and_tokens(arguments: argparse.Namespace) -> tuple[PreTrainedModel, to
 
 
 def build(name: str, stock: torch.nn.Module, length: int) -> torch.nn.Module:
-    """A layer with the mechanism, which shares nothing with the stock one."""
+    """A layer with the mechanism. It shares no weights with the stock layer."""
     layer = copy.deepcopy(stock)
     if name == STOCK:
         return layer
@@ -113,7 +112,7 @@ def build(name: str, stock: torch.nn.Module, length: int) -> torch.nn.Module:
 
 
 def weights_of(layer: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """What a layer attends to: (B, H, L, L)."""
+    """The attention weights of a layer, (B, H, L, L)."""
     layer = copy.deepcopy(layer)
     layer.config = copy.deepcopy(layer.config)
     layer.config._attn_implementation = "eager"
@@ -124,7 +123,7 @@ def weights_of(layer: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
 def measure(
     layer: torch.nn.Module, states: torch.Tensor, reference: torch.Tensor, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """One line of the table."""
+    """One row of the table."""
     weights = weights_of(layer, states)
     largest = weights.topk(reference.shape[-1], dim=-1)
     marked = torch.zeros_like(weights, dtype=torch.bool).scatter(-1, largest.indices, largest.values > 0)
@@ -157,9 +156,9 @@ def measure(
 
 
 def reset_peak_memory() -> int | None:
-    """Bytes that are resident now; forgets the peak so far. None where the system does not tell.
+    """Reset the peak of resident memory, and return the bytes that are resident now. None if the system does not tell.
 
-    What was freed before goes back to the system first: else a step would live in the memory of the one before.
+    Freed memory goes back to the system first. Otherwise a step would use the memory of the step before.
     """
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -187,7 +186,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def draw(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Agreement against the time of a step."""
+    """Draw agreement against the time of a step."""
     figure, axis = pyplot.subplots(figsize=(9, 5.5))
     for row in rows:
         x, y = row["forward ms"] + row["backward ms"], row["agreement"]

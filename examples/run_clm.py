@@ -7,7 +7,7 @@
         --tokenizer_name openai-community/gpt2 --train_file train.txt --validation_file valid.txt --variant dense \\
         --do_train --do_eval --output_dir outputs/clm
 
-Three places in `main` are ours: `patch_model`, `transfer_attention`, and what is saved.
+Three places in `main` are ours: `patch_model`, `transfer_attention`, and the saved config.json.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.get_logger(__name__)
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Run what the command line asks for; returns the metrics."""
+    """Run the script with these arguments, and return the metrics."""
     model_arguments, data, conversion, training = parse(
         (TextModelArguments, LanguageModelArguments, ConversionArguments, TrainingArguments),
         sys.argv[1:] if argv is None else argv,
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     tokenizer.model_max_length = min(tokenizer.model_max_length, data.max_length)
     encoded = {split: encode(split, rows, tokenizer, data, labelled=True) for split, rows in splits.items()}
 
-    # The model: patched, and taught by the stock model to attend as that does.
+    # The model is patched, and the stock model teaches the new attention.
     model = load_text_model(model_arguments, AutoModelForCausalLM, tokenizer).to(training.device)
     require_causal(model)
     require_positions(model, data.max_length, "--max_length")
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         autocast = torch.bfloat16 if training.bf16 else None
         some_rows = rows_for_transfer(encoded, conversion.rows, training.seed)
         batches = conversion.batches(some_rows, default_data_collator, training.seed)
-        with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
+        with training.main_process_first(desc="transfer"):  # the other processes load the result of the first
             variant, layers = conversion.choose(stock, batches, data.max_length, autocast)
             patch_model(model, variant, layers=layers, max_length=data.max_length, **conversion.options)
             logger.warning(f"{patch_report(model)}")
@@ -81,9 +81,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                     checkpoint_dir=Path(str(training.output_dir)) / "transfer",
                 )
                 logger.warning(f"Transfer:\n{report}")
-        del stock, teacher  # their memory is free for the training
+        del stock, teacher  # to free their memory for the training
 
-    # From here on all is as without us.
+    # From here on everything is as without hf_synthesizer.
     trainer = Trainer(
         model=model,
         args=training,
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if training.do_train:
         metrics |= train_from(trainer, checkpoint)
-        # Weights, and a config.json that says what was swapped: AutoModel loads them where hf_synthesizer is imported.
+        # The config.json says what was swapped. AutoModel loads the model after `import hf_synthesizer`.
         trainer.save_model()
     if training.do_eval:
         metrics |= evaluate(trainer, encoded["validation"])

@@ -4,10 +4,10 @@
     python examples/run_dialogue.py --model_name_or_path HuggingFaceTB/SmolLM2-135M --dataset_name knkarthick/dialogsum \\
         --variant random+dot_product --do_train --do_eval --output_dir outputs/dialogue
 
-History and reply are one sequence, and the reply is what is learnt. It is judged by its perplexity, and by what the model replies
-itself: BLEU-1 and ROUGE-L.
+History and reply are one sequence. The loss counts the reply alone. The metrics are the perplexity of the reply, and BLEU-1
+and ROUGE-L of generated replies.
 
-Three places in `main` are ours: `patch_model`, `transfer_attention`, and what is saved.
+Three places in `main` are ours: `patch_model`, `transfer_attention`, and the saved config.json.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DIALOGUES = ("dialogue", "dialog", "messages", "utterances")
 
 @dataclass
 class DialogueArguments(FileArguments):
-    """Which dialogues, and how long."""
+    """The flags of the data, and the lengths."""
 
     dialogue_column: str | None = field(
         default=None,
@@ -57,26 +57,28 @@ class DialogueArguments(FileArguments):
             "help": "The column of whole dialogues (a list of turns, or one a line), where each turn is a reply."
         },
     )
-    history_column: str = field(default="history", metadata={"help": "Without such a column: what was said before."})
-    reply_column: str = field(default="reply", metadata={"help": "Without such a column: the reply."})
+    history_column: str = field(
+        default="history", metadata={"help": "Without such a column: the column of the turns before."}
+    )
+    reply_column: str = field(default="reply", metadata={"help": "Without such a column: the column of the reply."})
     max_length: int = field(
         default=256,
-        metadata={"help": "Tokens of history and reply, and so the number of positions of the synthesizers."},
+        metadata={"help": "The maximum number of tokens of history and reply: the synthesizers' positions."},
     )
-    max_reply_length: int = field(default=64, metadata={"help": "How many of these are kept for the reply."})
+    max_reply_length: int = field(default=64, metadata={"help": "The number of these tokens for the reply."})
 
 
 @dataclass
 class DialogueTrainingArguments(TrainingArguments):
-    """Trainer's own, and how replies are generated."""
+    """The flags of Trainer, and of generation."""
 
     generation_num_beams: int = field(
-        default=1, metadata={"help": "How many beams replies are searched with.", "aliases": ["--num_beams"]}
+        default=1, metadata={"help": "The number of beams for generation.", "aliases": ["--num_beams"]}
     )
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Run what the command line asks for; returns the metrics."""
+    """Run the script with these arguments, and return the metrics."""
     model_arguments, data, conversion, training = parse(
         (models.TextModelArguments, DialogueArguments, ConversionArguments, DialogueTrainingArguments),
         sys.argv[1:] if argv is None else argv,
@@ -91,7 +93,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     rows = {split: exchanges_of(split, found, data) for split, found in splits.items()}
     tokenizer = models.load_tokenizer(model_arguments)
 
-    # The model: patched, and taught by the stock model to attend as that does.
+    # The model is patched, and the stock model teaches the new attention.
     model = models.load_text_model(model_arguments, AutoModelForCausalLM, tokenizer).to(training.device)
     models.require_causal(model)
     models.require_positions(model, data.max_length, "--max_length")
@@ -104,7 +106,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         autocast = torch.bfloat16 if training.bf16 else None
         some_rows = encoded.get("train", next(iter(encoded.values()))).remove_columns(["history", "reply"])
         batches = conversion.batches(some_rows, collate, training.seed)
-        with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
+        with training.main_process_first(desc="transfer"):  # the other processes load the result of the first
             variant, layers = conversion.choose(stock, batches, data.max_length, autocast)
             patch_model(model, variant, layers=layers, max_length=data.max_length, **conversion.options)
             logger.warning(f"{patch_report(model)}")
@@ -119,9 +121,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                     checkpoint_dir=Path(str(training.output_dir)) / "transfer",
                 )
                 logger.warning(f"Transfer:\n{report}")
-        del stock, teacher  # their memory is free for the training
+        del stock, teacher  # to free their memory for the training
 
-    # From here on all is as without us.
+    # From here on everything is as without hf_synthesizer.
     trainer = Trainer(
         model=model,
         args=training,
@@ -135,7 +137,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if training.do_train:
         metrics |= train_from(trainer, checkpoint)
-        # Weights, and a config.json that says what was swapped: AutoModel loads them where hf_synthesizer is imported.
+        # The config.json says what was swapped. AutoModel loads the model after `import hf_synthesizer`.
         trainer.save_model()
     for split, prefix, wanted in (("validation", "eval", training.do_eval), ("test", "predict", training.do_predict)):
         if not wanted:
@@ -160,10 +162,10 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
 
 def exchanges_of(split: str, rows: Dataset, arguments: DialogueArguments) -> Dataset:
-    """One row a reply: `history`, the turns before it, and `reply`.
+    """Rows of `reply` and `history`: each turn, and the turns before it.
 
     Raises:
-        DataError: where a column is missing, or holds no turns.
+        DataError: for a column that is missing or holds no turns.
     """
     named = [arguments.dialogue_column] if arguments.dialogue_column else DIALOGUES
     whole = next((name for name in named if name in rows.column_names), None)
@@ -188,7 +190,7 @@ def exchanges_of(split: str, rows: Dataset, arguments: DialogueArguments) -> Dat
 
 
 def _turns(split: str, number: int, value: Any) -> list[str]:
-    """A dialogue's turns: lines of a text, or a list of texts or of messages with `content`."""
+    """The turns of a dialogue, which is a text with a turn on each line, a list of texts, or a list of messages with `content`."""
     turns = value.splitlines() if isinstance(value, str) else list(value or [])
     texts: list[Any] = [turn.get("content") if isinstance(turn, dict) else turn for turn in turns]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
@@ -197,12 +199,12 @@ def _turns(split: str, number: int, value: Any) -> list[str]:
 
 
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, arguments: DialogueArguments) -> Dataset:
-    """Rows of input_ids, attention_mask and labels, which are those of the reply; each turn ends with the end-of-text token.
+    """Rows of input_ids, attention_mask and labels. Only the reply has labels. Each turn ends with the end-of-text token.
 
-    A history that is too long loses its beginning.
+    A history that is too long is truncated at its beginning.
 
     Raises:
-        InvalidConfigError: for lengths that leave no room, and a tokenizer without an end-of-text token.
+        InvalidConfigError: for lengths that leave no room for the reply, or a tokenizer without an end-of-text token.
     """
     if tokenizer.eos_token_id is None:
         raise InvalidConfigError("A dialogue needs a tokenizer with an end-of-text token, and this one has none.")

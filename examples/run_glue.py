@@ -4,7 +4,7 @@
     python examples/run_glue.py --model_name_or_path bert-base-uncased --task_name mrpc --variant dense+salience \\
         --transfer_steps 900 --do_train --do_eval --output_dir outputs/mrpc
 
-Three places in `main` are ours: `patch_model`, `transfer_attention`, and what is saved.
+Three places in `main` are ours: `patch_model`, `transfer_attention`, and the saved config.json.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class GlueTrainingArguments(TrainingArguments):
-    """Trainer's own, with the defaults of fine-tuning on GLUE."""
+    """The flags of Trainer, with defaults for GLUE."""
 
-    output_dir: str = field(default="outputs/glue", metadata={"help": "Where the model and its scores go."})
+    output_dir: str = field(default="outputs/glue", metadata={"help": "The folder for the model and its scores."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Rows of a training step and device."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Rows of an evaluation step and device."})
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Run what the command line asks for; returns the metrics."""
+    """Run the script with these arguments, and return the metrics."""
     model_arguments, data_arguments, conversion, training = parse(
         (glue.ClassifierArguments, glue.DataArguments, glue.ClassifierConversionArguments, GlueTrainingArguments),
         sys.argv[1:] if argv is None else argv,
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     encoded = {split: glue.tokenize(task, rows[split], tokenizer, data_arguments) for split in rows}
     collate = glue.collator(task, tokenizer, data_arguments)
 
-    # The model: patched, and taught by the stock model to attend as that does.
+    # The model is patched, and the stock model teaches the new attention.
     model, teacher = glue.load_student_and_teacher(model_arguments, conversion, task, training.device)
     checkpoint = checkpoint_to_go_on_from(training, model, conversion.variant)
     if conversion.variant is not None:
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         some_rows = encoded.get("train", next(iter(encoded.values())))
         text = glue.transfer_text(some_rows, conversion, data_arguments, tokenizer, training.seed)
         batches = conversion.batches(text, collate, training.seed)
-        with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
+        with training.main_process_first(desc="transfer"):  # the other processes load the result of the first
             variant, layers = conversion.choose(stock, batches, data_arguments.max_length, autocast)
             patch_model(model, variant, layers=layers, max_length=data_arguments.max_length, **conversion.options)
             logger.warning(f"{patch_report(model)}")
@@ -81,9 +81,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                     checkpoint_dir=Path(training.output_dir) / "transfer",
                 )
                 logger.warning(f"Transfer:\n{report}")
-        del stock, teacher  # their memory is free for the training
+        del stock, teacher  # to free their memory for the training
 
-    # From here on all is as without us.
+    # From here on everything is as without hf_synthesizer.
     metric = glue.load_metric(task, network=not data_arguments.local_metrics)
 
     def compute_metrics(evaluation: EvalPrediction) -> dict[str, float]:
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if training.do_train:
         metrics |= train_from(trainer, checkpoint)
-        # Weights, and a config.json that says what was swapped: AutoModel loads them where hf_synthesizer is imported.
+        # The config.json says what was swapped. AutoModel loads the model after `import hf_synthesizer`.
         trainer.save_model()
     if training.do_eval:
         for split in task.validation:
@@ -125,10 +125,10 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
 
 def require_splits(splits: list[str], tests: list[str], training: TrainingArguments, task: Task) -> None:
-    """Whether there is data for whatever is asked for.
+    """Check that there is data for each of --do_train, --do_eval and --do_predict.
 
     Raises:
-        DataError: where there is none.
+        DataError: if data is missing.
     """
     if training.do_train and "train" not in splits:
         raise DataError("--do_train needs training data: name --train_file.")
@@ -140,7 +140,7 @@ def require_splits(splits: list[str], tests: list[str], training: TrainingArgume
 
 
 def write_predictions(path: Path, task: Task, outputs: np.ndarray | tuple[np.ndarray, ...]) -> None:
-    """One line a row, as GLUE's server takes them: its index, and the class or the score."""
+    """Write the predictions in the format of GLUE's server: the index of each row, and its class or score."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         file.write("index\tprediction\n")

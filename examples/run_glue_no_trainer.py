@@ -4,8 +4,8 @@
     accelerate launch examples/run_glue_no_trainer.py --model_name_or_path bert-base-uncased \\
         --task_name mrpc --variant dense+salience --transfer_steps 900 --output_dir outputs/mrpc
 
-The training loop is spelled out, to be read and changed; three places in `main` are ours: `patch_model`, `transfer_attention`,
-and what is saved. docs/glue.md has the lines for several processes.
+The training loop is written out, so you can read and change it. Three places in `main` are ours: `patch_model`,
+`transfer_attention`, and `save_pretrained`. docs/glue.md has the commands for several processes.
 """
 
 from __future__ import annotations
@@ -39,47 +39,47 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class LoopArguments:
-    """How the model is trained."""
+    """The flags of the training loop."""
 
-    output_dir: str = field(default="outputs/glue", metadata={"help": "Where the model and its scores go."})
+    output_dir: str = field(default="outputs/glue", metadata={"help": "The folder for the model and its scores."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Rows of a training step and process."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Rows of an evaluation step and process."})
     learning_rate: float = field(default=5e-5, metadata={"help": "The highest learning rate."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Not for biases and layer norms."})
+    weight_decay: float = field(default=0.01, metadata={"help": "The weight decay; not for biases and layer norms."})
     num_train_epochs: int = field(default=3, metadata={"help": "Passes over the training data."})
     max_train_steps: int | None = field(default=None, metadata={"help": "Steps, instead of passes."})
-    gradient_accumulation_steps: int = field(default=1, metadata={"help": "Batches to one step."})
+    gradient_accumulation_steps: int = field(default=1, metadata={"help": "The number of batches for one step."})
     lr_scheduler_type: SchedulerType = field(default=SchedulerType.LINEAR, metadata={"help": "The shape of the rate."})
     num_warmup_steps: int = field(default=0, metadata={"help": "Steps in which the rate rises."})
-    max_grad_norm: float = field(default=1.0, metadata={"help": "Longer gradients are shortened to this."})
-    seed: int = field(default=42, metadata={"help": "Of the head, the order of the rows, and dropout."})
+    max_grad_norm: float = field(default=1.0, metadata={"help": "The maximum norm of the gradients."})
+    seed: int = field(default=42, metadata={"help": "The seed of the head, the order of the rows, and dropout."})
     mixed_precision: str | None = field(
-        default=None, metadata={"help": "no, bf16 or fp16; Accelerate's config if not."}
+        default=None, metadata={"help": "no, bf16 or fp16. Default: Accelerate's config."}
     )
     checkpointing_steps: str | None = field(
-        default=None, metadata={"help": "Save the whole state every so many steps, or at each 'epoch'."}
+        default=None, metadata={"help": "Save the whole state every so many steps, or after each 'epoch'."}
     )
     resume_from_checkpoint: str | None = field(
-        default=None, metadata={"help": "A folder saved so (step_100, epoch_0), or 'latest' for the newest one."}
+        default=None, metadata={"help": "A saved state (step_100, epoch_0), or 'latest' for the newest."}
     )
     with_tracking: bool = field(default=False, metadata={"help": "Report to trackers."})
-    report_to: str = field(
-        default="all", metadata={"help": "Which trackers: tensorboard, wandb, …, or all there are."}
-    )
+    report_to: str = field(default="all", metadata={"help": "Which trackers: tensorboard, wandb, …, or all."})
     push_to_hub: bool = field(default=False, metadata={"help": "Upload the model at the end."})
-    hub_model_id: str | None = field(default=None, metadata={"help": "Under which name; output_dir's if none."})
-    hub_token: str | None = field(default=None, metadata={"help": "A token of the Hub, if not the stored one."})
+    hub_model_id: str | None = field(
+        default=None, metadata={"help": "The name on the Hub. Default: that of output_dir."}
+    )
+    hub_token: str | None = field(default=None, metadata={"help": "A token of the Hub, instead of the stored one."})
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Run what the command line asks for; returns the metrics."""
+    """Run the script with these arguments, and return the metrics."""
     model_arguments, data_arguments, conversion, loop = parse(
         (glue.ClassifierArguments, glue.DataArguments, glue.ClassifierConversionArguments, LoopArguments),
         sys.argv[1:] if argv is None else argv,
     )
     conversion.require_consistent()
     accelerator = Accelerator(
-        # The order of an epoch's rows depends on seed and epoch alone, so that a resumed run sees the same.
+        # The order of an epoch's rows depends on seed and epoch alone, so a resumed run sees the same order.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=loop.seed),
         gradient_accumulation_steps=loop.gradient_accumulation_steps,
         mixed_precision=loop.mixed_precision,
@@ -107,14 +107,14 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         for split in task.validation
     }
 
-    # The model: patched, and taught by the stock model to attend as that does.
+    # The model is patched, and the stock model teaches the new attention.
     model, teacher = glue.load_student_and_teacher(model_arguments, conversion, task, accelerator.device)
     if conversion.variant is not None:
         stock = copy.deepcopy(model) if teacher is None else teacher
         autocast = torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
         text = glue.transfer_text(encoded["train"], conversion, data_arguments, tokenizer, loop.seed)
         batches = conversion.batches(text, collate, loop.seed)
-        with accelerator.main_process_first():  # the other processes load what the first one made
+        with accelerator.main_process_first():  # the other processes load the result of the first
             variant, layers = conversion.choose(stock, batches, data_arguments.max_length, autocast)
             patch_model(model, variant, layers=layers, max_length=data_arguments.max_length, **conversion.options)
             logger.warning(f"{patch_report(model)}")
@@ -129,9 +129,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                     checkpoint_dir=Path(loop.output_dir) / "transfer",
                 )
                 logger.warning(f"Transfer:\n{report}")
-        del stock, teacher  # their memory is free for the training
+        del stock, teacher  # to free their memory for the training
 
-    # From here on all is as without us.
+    # From here on everything is as without hf_synthesizer.
     set_seed(loop.seed)
     if loop.with_tracking:
         settings = asdict(model_arguments) | asdict(data_arguments) | asdict(conversion) | asdict(loop)
@@ -140,9 +140,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     metric = glue.load_metric(task, network=not data_arguments.local_metrics)
     trained, metrics = train(accelerator, model, train_loader, eval_loaders, task, metric, loop)
     accelerator.wait_for_everyone()
-    state = accelerator.get_state_dict(trained)  # every process takes part where weights are sharded
+    state = accelerator.get_state_dict(trained)  # all processes take part, because weights may be sharded
     if accelerator.is_main_process:
-        # Weights, and a config.json that says what was swapped: AutoModel loads them where hf_synthesizer is imported.
+        # The config.json says what was swapped. AutoModel loads the model after `import hf_synthesizer`.
         unwrapped = accelerator.unwrap_model(trained)
         unwrapped.save_pretrained(loop.output_dir, state_dict=state)
         tokenizer.save_pretrained(loop.output_dir)
@@ -165,7 +165,7 @@ def train(
     metric: Metric,
     loop: LoopArguments,
 ) -> tuple[torch.nn.Module, dict[str, float]]:
-    """The loop: train, evaluate after every epoch, save, take up again. Returns the prepared model and its last metrics."""
+    """Train, evaluate after every epoch, save, and resume. Returns the prepared model and its last metrics."""
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -177,7 +177,7 @@ def train(
     steps_an_epoch = math.ceil(len(train_loader) / loop.gradient_accumulation_steps)
     total = loop.max_train_steps or loop.num_train_epochs * steps_an_epoch
     epochs = math.ceil(total / steps_an_epoch)
-    processes = accelerator.num_processes  # a prepared scheduler moves once a process: it counts as one alone would
+    processes = accelerator.num_processes  # a prepared scheduler steps once for each process
     scheduler = get_scheduler(loop.lr_scheduler_type, optimizer, loop.num_warmup_steps * processes, total * processes)
     scheduler = accelerator.prepare(scheduler)
     done = load_checkpoint(accelerator, loop.resume_from_checkpoint, loop.output_dir, steps_an_epoch)
@@ -219,7 +219,7 @@ def train(
         if loop.checkpointing_steps == "epoch":
             accelerator.save_state(str(Path(loop.output_dir) / f"epoch_{epoch}"))
     bar.close()
-    if not metrics:  # taken up again after the last step
+    if not metrics:  # resumed after the last step
         metrics = evaluate(accelerator, model, eval_loaders, task, metric)
     return model, metrics
 
@@ -228,7 +228,7 @@ def train(
 def evaluate(
     accelerator: Accelerator, model: torch.nn.Module, loaders: dict[str, DataLoader], task: Task, metric: Metric
 ) -> dict[str, float]:
-    """The official metrics on whole validation sets over all processes; rows that fill up the last batch count once."""
+    """The official metrics on whole validation sets over all processes. Rows that fill up the last batch count once."""
     model.eval()
     metrics = {}
     for split, data in loaders.items():

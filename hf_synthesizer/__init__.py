@@ -33,7 +33,7 @@ _WHERE = {
         "SignALSHSynthesizer", "SimpleALSHSynthesizer", "SimpleLSHSynthesizer", "SparseFixedSynthesizer",
         "SparseStridedSynthesizer", "Synthesizer", "XboxALSHSynthesizer", "list_variants", "register_variant",
     ),
-    ".transfer": ("HeadSuggestion", "suggest_heads", "suggest_layers", "transfer_attention"),
+    ".transfer": ("Suggestion", "suggest_heads", "suggest_layers", "transfer_attention"),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "__version__"])

@@ -44,7 +44,7 @@ from .synthesizers import Synthesizer as Synthesizer
 from .synthesizers import XboxALSHSynthesizer as XboxALSHSynthesizer
 from .synthesizers import list_variants as list_variants
 from .synthesizers import register_variant as register_variant
-from .transfer import HeadSuggestion as HeadSuggestion
+from .transfer import Suggestion as Suggestion
 from .transfer import suggest_heads as suggest_heads
 from .transfer import suggest_layers as suggest_layers
 from .transfer import transfer_attention as transfer_attention

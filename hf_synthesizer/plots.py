@@ -1,6 +1,6 @@
 """Pictures by matplotlib (the extra `plots`): each function returns a `Figure`, and `save` writes it as PNG or SVG.
 
-Colours are told apart by those who see red and green alike, and no figure is registered anywhere.
+The colours differ for colour-blind readers too. No figure is registered with pyplot.
 """
 
 from .pictures.attention import plot_attention

@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.glue import scores as glue
-from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, transfer_attention
+from hf_synthesizer import Suggestion, SynthesizerConfig, patch_model, transfer_attention
 from hf_synthesizer.transfer.head_gates import gated
 from hf_synthesizer.transfer.observe import learners_of, observing, pair_layers
 from hf_synthesizer.transfer.suggest import head_costs
@@ -26,7 +26,7 @@ class Whole:
     """A teacher's copy with all heads synthesized, in closed form, and the order in which heads can be."""
 
     model: PreTrainedModel
-    suggestion: HeadSuggestion
+    suggestion: Suggestion
 
     @classmethod
     def of(cls, teacher: PreTrainedModel, variant: str, batches: Any) -> Whole:
@@ -42,7 +42,7 @@ class Whole:
             costs = head_costs(teacher, gates, measured, {pair.label: pair.student.dimensions[1] for pair in pairs})
         teacher.requires_grad_(True)
         config = SynthesizerConfig(variant, max_length=glue.MAX_LENGTH)
-        return cls(model, HeadSuggestion(config, dict(enumerate(costs.values())), 1.0))
+        return cls(model, Suggestion.of_heads(config, dict(enumerate(costs.values())), 1.0))
 
     def save(self, path: Path) -> None:
         """Two files, for runs to come."""
@@ -55,7 +55,7 @@ class Whole:
         """What `save` wrote."""
         model = patch_model(copy.deepcopy(teacher), variant, max_length=glue.MAX_LENGTH)
         model.load_state_dict(torch.load(path, weights_only=True))
-        return cls(model, HeadSuggestion.load(path.with_suffix(".json")))
+        return cls(model, Suggestion.load(path.with_suffix(".json")))
 
 
 def take_heads(model: PreTrainedModel, whole: PreTrainedModel) -> None:

@@ -24,7 +24,7 @@ from benchmarks.heads.command_line import bench_of, parser_of
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import processor
 from examples.shared.loop import unlabelled
-from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, transfer_attention
+from hf_synthesizer import Suggestion, SynthesizerConfig, patch_model, transfer_attention
 from hf_synthesizer.transfer.head_gates import gated
 from hf_synthesizer.transfer.observe import observing, pair_layers
 from hf_synthesizer.transfer.suggest import change_of_answers, head_costs
@@ -65,7 +65,7 @@ def measure(bench: curve.Bench, task: str, variant: str, batches: int) -> list[d
     rows = [dict(batch) for batch in itertools.islice(loader, 2 * batches)]
     for model in (teacher, student):
         model.requires_grad_(False)
-    orders: dict[str, tuple[HeadSuggestion, float]] = {}
+    orders: dict[str, tuple[Suggestion, float]] = {}
     with observing(teacher, student), gated(pairs) as gates:
         started = time.process_time()
         found = head_costs(teacher, gates, rows[:batches], number)
@@ -100,12 +100,12 @@ def measure(bench: curve.Bench, task: str, variant: str, batches: int) -> list[d
         ]
 
 
-def suggestion(variant: str, costs: dict[str, list[float]]) -> HeadSuggestion:
+def suggestion(variant: str, costs: dict[str, list[float]]) -> Suggestion:
     """The order that costs make."""
-    return HeadSuggestion(SynthesizerConfig(variant), dict(costs), 1.0)
+    return Suggestion.of_heads(SynthesizerConfig(variant), dict(costs), 1.0)
 
 
-def chosen(order: HeadSuggestion, share: float) -> dict[str, list[int]]:
+def chosen(order: Suggestion, share: float) -> dict[str, list[int]]:
     """The cheapest heads of each layer."""
     return {str(layer): found for layer, found in order.at(share).heads.items()}
 

@@ -34,7 +34,7 @@ from benchmarks.paper.language_modelling import LanguageModel
 from benchmarks.paper.task import Task
 from benchmarks.pretrained.tasks import TASKS
 from examples.shared.loop import GroupedBatches
-from hf_synthesizer import HeadSuggestion, SynthesizerConfig, patch_model, suggest_heads, transfer_attention
+from hf_synthesizer import Suggestion, SynthesizerConfig, patch_model, suggest_heads, transfer_attention
 from hf_synthesizer.synthesizers import RandomSynthesizer
 
 RESULTS = ALL_RESULTS / "pretrained"
@@ -124,7 +124,7 @@ class Bench:
         """How many batches MEASURED rows are."""
         return -(-MEASURED // self.task.size.batch_size)
 
-    def suggestion(self, seed: int) -> HeadSuggestion:
+    def suggestion(self, seed: int) -> Suggestion:
         """The costs of all heads by COSTS, measured once for all variants and shares."""
         if not self.costs.exists():
             set_seed(seed)
@@ -140,7 +140,7 @@ class Bench:
             )
             self.costs.parent.mkdir(parents=True, exist_ok=True)
             found.save(self.costs)
-        return HeadSuggestion.load(self.costs)
+        return Suggestion.load(self.costs)
 
     def plan(self, run: Run) -> dict[Any, Any]:
         """What `patch_model` gets: the cheapest heads, or the layers whose heads cost least together."""

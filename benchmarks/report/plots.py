@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.measurements.records import RESULTS, Row, read
 from hf_synthesizer.pictures.figures import COLOURS, QUIET
-from hf_synthesizer.pictures.lengths import MEMORY, curves, in_words
+from hf_synthesizer.pictures.lengths import MEMORY, curves, describe_conditions
 from hf_synthesizer.plots import plot_lengths, save
 
 SPEED = ("same_library_speedup", "times as fast as stock SDPA, same library")
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
             if (kind, name) == ("speed", "inference-none-float32"):
                 few = {variant: variants[variant] for variant in FEW if variant in variants}
                 save(plot_lengths(few, label), folder / "speed-few.png", dpi=90)
-            save(plot_lengths(variants, label, in_words(name)), folder / f"{kind}-{name}.png", dpi=110)
+            save(plot_lengths(variants, label, describe_conditions(name)), folder / f"{kind}-{name}.png", dpi=110)
     save(plot_cache(read(folder / "decode.csv")), folder / "cache.png", dpi=90)
 
 

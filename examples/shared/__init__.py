@@ -1,1 +1,1 @@
-"""What several examples need: flags, files, models, metrics. Python finds it because a script's own folder is on its path."""
+"""Code that several examples use: flags, files, models, metrics. Python finds it because a script's folder is on its path."""

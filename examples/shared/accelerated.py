@@ -1,4 +1,4 @@
-"""Where a training loop of accelerate's goes on: the states that it saved on its way."""
+"""Resume a training loop of accelerate from a saved state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_synthesizer.errors import DataError
 
 
 def load_checkpoint(accelerator: Accelerator, named: str | None, output_dir: str, steps_an_epoch: int) -> int:
-    """Load the state that `--resume_from_checkpoint` names, if it names one; returns how many steps it has behind it.
+    """Load the state that `--resume_from_checkpoint` names, and return its number of finished steps. 0 without the flag.
 
     Raises:
         DataError: for a folder that `--checkpointing_steps` did not save.

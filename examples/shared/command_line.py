@@ -1,4 +1,4 @@
-"""A script as a program: its flags, one line for a user's mistake, and several processes that end together."""
+"""Run a script as a program: parse its flags, print a user's mistake as one line, and end several processes together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_synthesizer.errors import InvalidConfigError, SynthesizerError
 
 
 def run_script(main: Callable[[], Any]) -> None:
-    """Run a script's `main` as the program that it is: a user's mistake is one line, several processes leave together."""
+    """Run the `main` of a script. A user's mistake is printed as one line, and several processes end together."""
     try:
         main()
     except SynthesizerError as error:
@@ -25,11 +25,11 @@ def run_script(main: Callable[[], Any]) -> None:
 
 
 def leave_together() -> None:
-    """Wait for all processes of a training that has succeeded, and end their group; a process that is alone goes on.
+    """Wait for all processes of a training that has succeeded, and end their group. A single process does nothing.
 
-    A thread of gloo lets go of the last exchange's tensors only with the interpreter's lock. A process that ends before is
-    aborted ("terminate called without an active exception"), and one that frees the group before waits for ever: it holds
-    the lock while it joins the thread. So the lock is left to the thread for a moment.
+    A thread of gloo needs the interpreter's lock to free the tensors of the last exchange. A process that ends before is aborted
+    ("terminate called without an active exception"). A process that frees the group before hangs, because it holds the lock while
+    it joins the thread. So this function sleeps for a moment, which gives the lock to the thread.
     """
     if distributed.is_available() and distributed.is_initialized():
         distributed.barrier()
@@ -38,10 +38,10 @@ def leave_together() -> None:
 
 
 def parse(classes: tuple[Any, ...], argv: list[str]) -> tuple[Any, ...]:
-    """The arguments, from flags, or from one JSON file that is named instead.
+    """Parse the arguments from flags, or from one JSON file.
 
     Raises:
-        InvalidConfigError: for a flag that there is not, and a value that it cannot have.
+        InvalidConfigError: for an unknown flag or a value that is not allowed.
     """
     # Each flag with an underscore has a twin with a hyphen: the beginning of one would be that of two.
     parser = _Parser(classes, allow_abbrev=False)
@@ -58,7 +58,7 @@ def parse(classes: tuple[Any, ...], argv: list[str]) -> tuple[Any, ...]:
 
 
 class _Parser(HfArgumentParser):
-    """One sentence for a mistake, instead of all flags before it."""
+    """Reports a mistake as one sentence, without the list of all flags."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidConfigError(f"{message[:1].upper()}{message[1:]}; --help says more.")

@@ -1,4 +1,4 @@
-"""The flags that say what becomes of a model's self-attention, as arguments of `patch_model` and `transfer_attention`."""
+"""The flags of the conversion, as arguments of `patch_model` and `transfer_attention`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class ConversionArguments:
-    """What becomes of the model's self-attention."""
+    """The flags of the conversion."""
 
     variant: str | None = field(
         default=None,
-        metadata={"help": "A variant or a mixture, such as dense+salience; without it the model stays as it is."},
+        metadata={"help": "A variant or a mixture, such as dense+salience. Without it the model stays stock."},
     )
     layers: str | None = field(
         default=None,
@@ -36,7 +36,7 @@ class ConversionArguments:
     )
     by: str = field(
         default="layers",
-        metadata={"help": "With --layers suggest: choose whole layers, or heads, by what their swap costs."},
+        metadata={"help": "With --layers suggest: choose whole layers, or heads, by the measured cost of a swap."},
     )
     budget: float | None = field(
         default=None,
@@ -44,24 +44,24 @@ class ConversionArguments:
     )
     mixing: str | None = field(default=None, metadata={"help": "How a mixture is weighted: softmax or sum."})
     transfer_steps: int = field(
-        default=0, metadata={"help": "Steps in which the stock model teaches the new layers; 0 starts them fresh."}
+        default=0, metadata={"help": "Steps in which the stock model teaches the new layers; 0 leaves them untrained."}
     )
     transfer_answers: int = field(
         default=0,
-        metadata={"help": "Steps after those on what the teacher's head says. For a teacher fine-tuned on the task."},
+        metadata={"help": "More steps, on the answers of the teacher's head. For a teacher fine-tuned on the task."},
     )
     transfer_method: str = field(default="auto", metadata={"help": "auto, average or distill."})
     transfer_batch_size: int = field(default=32, metadata={"help": "Rows of a transfer step."})
     teacher: str | None = field(
         default=None,
-        metadata={"help": "A (fine-tuned) stock model that teaches instead of the model itself before the swap."},
+        metadata={"help": "A (fine-tuned) stock model as teacher. Default: the model before the swap."},
     )
 
     def require_consistent(self) -> None:
-        """Whether the flags fit together.
+        """Check that the flags fit together.
 
         Raises:
-            InvalidConfigError: for two that contradict each other, and one that another needs.
+            InvalidConfigError: for flags that contradict each other, or a flag without another flag that it needs.
         """
         if self.variant is None:
             for name in ("layers", "budget", "mixing", "teacher", "transfer_steps", "transfer_answers"):
@@ -80,7 +80,7 @@ class ConversionArguments:
                 raise InvalidConfigError(f"{said} says how layers or heads are chosen, so it needs --layers suggest.")
 
     def require_weights(self, path: str) -> None:
-        """Whether whoever teaches has learned something.
+        """Check that the teacher has trained weights.
 
         Raises:
             InvalidConfigError: for a transfer from a model that starts from scratch.
@@ -92,16 +92,16 @@ class ConversionArguments:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What else a `SynthesizerConfig` is to say."""
+        """The other options of `SynthesizerConfig`."""
         return {} if self.mixing is None else {"mixing": self.mixing}
 
     def choose(
         self, stock: PreTrainedModel, batches: DataLoader, max_length: int, autocast: torch.dtype | None = None
     ) -> tuple[Any, Any]:
-        """The variant and the layers that `patch_model` is called with; with `--layers suggest` a plan that was measured, and None.
+        """The arguments `variant` and `layers` of `patch_model`. With `--layers suggest`: a measured plan, and None.
 
         Raises:
-            InvalidConfigError: for a teacher whose answers are to be learnt and whose head was never trained.
+            InvalidConfigError: for --transfer_answers with a teacher whose head was never trained.
         """
         if self.transfer_answers:
             require_trained_head(stock, "--transfer_answers learns what the teacher's head answers")
@@ -116,7 +116,7 @@ class ConversionArguments:
 
     @property
     def transfers(self) -> bool:
-        """Whether the new layers are taught anything before the training."""
+        """Whether a transfer comes before the training."""
         return bool(self.transfer_steps or self.transfer_answers or self.transfer_method == "average")
 
     @property
@@ -126,7 +126,7 @@ class ConversionArguments:
 
     @property
     def rows(self) -> int:
-        """How many rows a suggestion and a transfer look at."""
+        """The number of rows for a suggestion and a transfer."""
         return max(self.transfer_steps + self.transfer_answers, MEASURED_BATCHES) * self.transfer_batch_size
 
     def batches(self, rows: Any, collate: Any, seed: int) -> DataLoader:

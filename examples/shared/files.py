@@ -1,4 +1,4 @@
-"""Where the text of a task comes from: files, a folder, parallel text, or a data set of the Hub. Every doubt is raised here."""
+"""Load the text of a task from files, a folder, parallel text, or a data set of the Hub. Unclear arguments are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rows: TypeAlias = Dataset | IterableDataset
 
 @dataclass
 class FileArguments:
-    """Which rows."""
+    """The flags of the data."""
 
     dataset_name: str | None = field(
         default=None,
@@ -39,19 +39,21 @@ class FileArguments:
     validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     test_file: str | None = field(default=None, metadata={"help": "The same for prediction."})
     max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on that many rows, blocks or replies."}
+        default=None, metadata={"help": "Train on at most so many rows, blocks or replies."}
     )
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Validate on that many."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Test on that many."})
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "How many processes tokenize."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Validate on at most so many."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Test on at most so many."})
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"help": "The number of processes that tokenize."}
+    )
 
     def files(self) -> dict[str, Path]:
-        """The files that are named, by their splits."""
+        """The files of the flags, by split."""
         named = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
         return {split: Path(name) for split, name in named.items() if name}
 
     def limit(self, split: str) -> int | None:
-        """How many rows of a split are used at most."""
+        """The maximum number of rows of a split."""
         limits = {
             "train": self.max_train_samples,
             "validation": self.max_eval_samples,
@@ -63,15 +65,15 @@ class FileArguments:
 def load_splits(
     arguments: FileArguments, *, languages: tuple[str, str] | None = None, streaming: bool = False
 ) -> dict[str, Any]:
-    """The splits that the arguments name, whole; `first` cuts what is made of them.
+    """Load the splits that the arguments name, with all rows. `first` limits their number later.
 
     Args:
-        arguments: see there.
-        languages: how the two files of parallel text end; each row is then `{"translation": {language: text}}`.
-        streaming: read while training instead of before it.
+        arguments: the flags of the data.
+        languages: the endings of the two files of parallel text. Each row is then `{"translation": {language: text}}`.
+        streaming: whether to read the data during training, and not before.
 
     Raises:
-        DataError: where no data is named, or what is named cannot be read.
+        DataError: if no data is named, or if it cannot be read.
     """
     files = arguments.files()
     if arguments.dataset_name and files:
@@ -94,10 +96,10 @@ def load_splits(
 
 
 def files_of(folder: Path, languages: tuple[str, str] | None = None) -> dict[str, Path]:
-    """The files of a folder by their splits: one each whose name holds `train`, `valid`, `val` or `dev`, and `test`.
+    """The files of a folder by split: one whose name contains `train`, one with `valid`, `val` or `dev`, and one with `test`.
 
     Raises:
-        DataError: where several could be meant, or none.
+        DataError: if several files match a split, or none matches any.
     """
     endings = [f".{ending}" for ending in TEXTS]
     names = {path for path in folder.iterdir() if path.suffix in endings}
@@ -118,7 +120,7 @@ def files_of(folder: Path, languages: tuple[str, str] | None = None) -> dict[str
 
 
 def is_parallel(path: Path, languages: tuple[str, str]) -> bool:
-    """Whether the name is that of two files, one a language."""
+    """Whether the name stands for two files, one for each language."""
     return not path.is_file() and all(_in_language(path, language).is_file() for language in languages)
 
 
@@ -127,10 +129,10 @@ def _in_language(path: Path, language: str) -> Path:
 
 
 def _require_both(path: Path, languages: Sequence[str]) -> None:
-    """Whether what looks like parallel text is: two files, named without their languages.
+    """Check that parallel text has two files, and that the flag names them without their languages.
 
     Raises:
-        DataError: where one of them is missing, or was named alone.
+        DataError: if a file is missing, or if the flag names only one file.
     """
     there = [language for language in languages if _in_language(path, language).is_file()]
     if there and not path.is_file():
@@ -143,10 +145,10 @@ def _require_both(path: Path, languages: Sequence[str]) -> None:
 
 
 def read_parallel(path: Path, languages: tuple[str, str]) -> Dataset:
-    """Two files of as many lines, as rows of `translation`.
+    """Read two files with the same number of lines as rows of `translation`.
 
     Raises:
-        DataError: where their lines do not fit together.
+        DataError: if the numbers of lines differ.
     """
     sides = [_in_language(path, language).read_text(encoding="utf-8").splitlines() for language in languages]
     if len(sides[0]) != len(sides[1]) or not sides[0]:
@@ -160,10 +162,10 @@ def read_parallel(path: Path, languages: tuple[str, str]) -> Dataset:
 
 
 def read_hub(name: str, config: str | None, *, streaming: bool = False) -> dict[str, Any]:
-    """The splits of a data set of the Hub.
+    """Load the splits of a data set of the Hub.
 
     Raises:
-        DataError: where it cannot be had.
+        DataError: if it cannot be loaded.
     """
     try:
         return dict(load_dataset(name, config, streaming=streaming))
@@ -175,10 +177,10 @@ def read_hub(name: str, config: str | None, *, streaming: bool = False) -> dict[
 
 
 def first(rows: Rows, limit: int | None) -> Any:
-    """The first rows, as many as the limit says.
+    """The first rows, up to the limit.
 
     Raises:
-        DataError: for a limit that leaves none.
+        DataError: for a limit that leaves no row.
     """
     if limit is None:
         return rows
@@ -188,15 +190,15 @@ def first(rows: Rows, limit: int | None) -> Any:
 
 
 def columns_of(rows: Rows) -> list[str]:
-    """The names of the columns, also where rows are read while they are used."""
+    """The names of the columns, also of streamed data."""
     return rows.column_names or list(next(iter(rows)))
 
 
 def require_splits(splits: Mapping[str, Any], training: TrainingArguments) -> None:
-    """Whether there is data for whatever is asked for.
+    """Check that there is data for each of --do_train, --do_eval and --do_predict.
 
     Raises:
-        DataError: where there is none.
+        DataError: if data is missing.
     """
     asked = {"train": training.do_train, "validation": training.do_eval, "test": training.do_predict}
     flags = {"train": "do_train", "validation": "do_eval", "test": "do_predict"}

@@ -1,4 +1,4 @@
-"""Generated text: replies by a decoder, and metrics as sacrebleu and rouge_score compute them; neither asks a network."""
+"""Generate replies with a decoder, and score generated text with sacrebleu and rouge_score. No network is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .perplexity import IGNORED
 
 
 def translation_scores(found: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
-    """sacreBLEU and chrF of a whole set, 0 to 100."""
+    """sacreBLEU and chrF of a whole set, from 0 to 100."""
     return {
         "bleu": BLEU().corpus_score(list(found), [list(wanted)]).score,
         "chrf": CHRF().corpus_score(list(found), [list(wanted)]).score,
@@ -25,12 +25,12 @@ def translation_scores(found: Sequence[str], wanted: Sequence[str]) -> dict[str,
 
 
 def summary_scores(found: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
-    """ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum, 0 to 100: the means of F1 with stemmed words; Lsum takes lines as sentences."""
+    """ROUGE-1, -2, -L and -Lsum, from 0 to 100: the mean F1 of stemmed words. Lsum takes each line as a sentence."""
     return _rouge(found, wanted, ["rouge1", "rouge2", "rougeL", "rougeLsum"])
 
 
 def reply_scores(found: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
-    """BLEU-1, which counts words and no runs of them, and ROUGE-L, 0 to 100."""
+    """BLEU-1, which counts single words, and ROUGE-L, from 0 to 100."""
     words = BLEU(max_ngram_order=1).corpus_score(list(found), [list(wanted)])
     return {"bleu1": words.score, **_rouge(found, wanted, ["rougeL"])}
 
@@ -51,16 +51,16 @@ def generate_replies(
     batch_size: int = 8,
     **settings: Any,
 ) -> list[str]:
-    """What the model replies to each history, in the order of the rows; the processes share the work.
+    """Generate a reply to each history, in the order of the rows. The processes share the work.
 
     Args:
-        accelerator: knows the other processes.
+        accelerator: the accelerator of the training.
         model: a decoder.
-        rows: with `input_ids` and `labels`, which are IGNORED for the history.
+        rows: have `input_ids`, and `labels` that are IGNORED for the history.
         tokenizer: its tokenizer.
-        max_reply_length: how many tokens are generated at most.
-        batch_size: histories of a batch, which are padded on the left.
-        settings: what else `generate` is to know, such as num_beams.
+        max_reply_length: the maximum number of generated tokens.
+        batch_size: the number of histories in a batch. They are padded on the left.
+        settings: other arguments of `generate`, such as num_beams.
     """
     model.eval()
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""The flags of the GLUE examples: which rows, which classifier, which metrics."""
+"""The flags, data, model and metrics of the GLUE examples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BESIDE_THE_REPOSITORY = Path(__file__).resolve().parents[3] / "shared" / "data" 
 
 @dataclass
 class ClassifierArguments(ModelArguments):
-    """Which model, and from where."""
+    """The flags of the model."""
 
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Start a head of another size afresh instead of failing."}
@@ -44,11 +44,11 @@ class ClassifierArguments(ModelArguments):
 
 @dataclass
 class ClassifierConversionArguments(ConversionArguments):
-    """What becomes of the model's self-attention, and of the rows that teach it."""
+    """The flags of the conversion, and of the rows for the transfer."""
 
     transfer_variation: float = field(
         default=0.75,
-        metadata={"help": "The share of its rows that are made up from the training rows, thinned out and mixed."},
+        metadata={"help": "The share of rows for the transfer that are made up from training rows."},
     )
 
     def require_consistent(self) -> None:
@@ -59,7 +59,7 @@ class ClassifierConversionArguments(ConversionArguments):
 
 @dataclass
 class DataArguments:
-    """Which rows, and how long."""
+    """The flags of the data, and the lengths."""
 
     task_name: str | None = field(
         default=None, metadata={"help": "A task of GLUE or SuperGLUE, such as mrpc or boolq.", "aliases": ["--task"]}
@@ -74,14 +74,14 @@ class DataArguments:
     max_length: int = field(
         default=128,
         metadata={
-            "help": "How many tokens a sequence has at most, and so the number of positions of the synthesizers.",
+            "help": "The maximum number of tokens of a sequence, and the number of positions of the synthesizers.",
             "aliases": ["--max_seq_length"],
         },
     )
     second_text_at: int | None = field(
         default=None,
         metadata={
-            "help": "Where the second text of a pair starts: a shorter first text is padded up to there, before its [SEP]."
+            "help": "The position of the second text of a pair. A shorter first text is padded up to it, before its [SEP]."
         },
     )
     pad_to_max_length: bool = field(
@@ -96,7 +96,7 @@ class DataArguments:
 
 
 def load_data(arguments: DataArguments) -> tuple[Task, DatasetDict]:
-    """The task, and its checked splits with integer (or float) labels.
+    """Load the task and its checked splits with integer (or float) labels.
 
     Raises:
         DataError: for an unknown task, a missing file, column or row, or a label that does not fit.
@@ -120,13 +120,13 @@ def load_data(arguments: DataArguments) -> tuple[Task, DatasetDict]:
 
 
 def tokenize(task: Task, rows: Dataset, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> Dataset:
-    """Rows of the model's inputs, and `labels` where the rows are labelled."""
+    """Rows of the model's inputs, with `labels` if there are any."""
     place = partial(arrange, tokenizer=tokenizer, arguments=arguments)
     return tokenize_task(task, rows, tokenizer, arguments.max_length, place)
 
 
 def arrange(row: dict[str, list[int]], tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> None:
-    """Pad a tokenized row, in place, as the arguments say: its first text, and its end."""
+    """Pad a tokenized row in place, after its first text and at its end, as the arguments say."""
     padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
     room = arguments.max_length - len(row["input_ids"])
     gaps = [(len(row["input_ids"]), room if arguments.pad_to_max_length else 0)]
@@ -140,7 +140,7 @@ def arrange(row: dict[str, list[int]], tokenizer: PreTrainedTokenizerBase, argum
 
 
 def between_texts(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Where the first text ends and the second starts; (0, 0) where there is one text."""
+    """The end of the first text and the start of the second. (0, 0) if there is one text."""
     separator = tokenizer.sep_token_id
     if separator is None:
         raise DataError("--second_text_at needs a tokenizer with a token between two texts, and this one has none.")
@@ -151,7 +151,7 @@ def between_texts(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> tupl
 
 
 def collator(task: Task, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> Callable[[list], dict]:
-    """What makes batches of tokenized rows; padding is on the right, where every position keeps its place."""
+    """Make the collator for tokenized rows. It pads on the right, so columns are positions."""
     pad = collator_for(task, tokenizer, arguments.max_length)
     return default_data_collator if arguments.pad_to_max_length else pad
 
@@ -163,7 +163,7 @@ def transfer_text(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> Rows:
-    """Rows for the transfer, without labels: as many as its steps see, most of them made up from tokenized rows."""
+    """Rows without labels for the steps of the transfer. Most are made up from tokenized rows."""
     share, length = arguments.transfer_variation, data_arguments.max_length
     found = rows_for_transfer(rows, arguments.rows, special_ids(tokenizer), length, seed, share=share)
     for row in filter(is_one_sequence, found):
@@ -174,7 +174,7 @@ def transfer_text(
 def load_student_and_teacher(
     model_arguments: ClassifierArguments, arguments: ConversionArguments, task: Task, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """The model, still stock, and the teacher, if one is named."""
+    """Load the model, which is still stock, and the teacher, if a flag names one."""
     student: Any = load_classifier(model_arguments, task).to(device)
     if not arguments.teacher:
         return student, None
@@ -182,7 +182,7 @@ def load_student_and_teacher(
 
 
 def load_classifier(arguments: ClassifierArguments, task: Task) -> PreTrainedModel:
-    """The model that the flags name, with a head for the task."""
+    """Load the model that the flags name, with a head for the task."""
     return load_model(
         arguments.model_name_or_path,
         task,
@@ -194,7 +194,7 @@ def load_classifier(arguments: ClassifierArguments, task: Task) -> PreTrainedMod
 
 
 class LocalGlueMetric(evaluate.Metric):
-    """What `evaluate.load("glue", task)` computes, by scikit-learn and SciPy alone, for machines without a network."""
+    """The metrics of `evaluate.load("glue", task)` by scikit-learn and SciPy, for machines without a network."""
 
     def __init__(self, task: Task, **kwargs: Any):
         self.task = task
@@ -214,7 +214,7 @@ class LocalGlueMetric(evaluate.Metric):
 
 
 def load_metric(task: Task, *, network: bool = True) -> evaluate.Metric:
-    """The metric of a task: from the Hub with `network`, and if that cannot be had (a message says so) the local one."""
+    """Load the metric of a task from the Hub. Without `network`, or (with a message) without the Hub, it is the local metric."""
     if network and task.name != "custom":
         name = "super_glue" if task.dataset == SUPER_GLUE else "glue"
         try:

@@ -1,4 +1,4 @@
-"""Text for language models, causal and masked: cut into blocks, or line by line."""
+"""Text for causal and masked language models, in blocks or line by line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class LanguageModelArguments(FileArguments):
-    """Which text, and in blocks of which length."""
+    """The flags of the text, and the length of blocks."""
 
     text_column: str | None = field(
         default=None, metadata={"help": "The column of the text; 'text' or the first one."}
@@ -28,23 +28,23 @@ class LanguageModelArguments(FileArguments):
     max_length: int = field(
         default=512,
         metadata={
-            "help": "How many tokens a block has, and so the number of positions of the synthesizers.",
+            "help": "The number of tokens of a block, and the number of positions of the synthesizers.",
             "aliases": ["--block_size", "--max_seq_length"],
         },
     )
-    streaming: bool = field(default=False, metadata={"help": "Read the data while training; needs --max_steps."})
+    streaming: bool = field(default=False, metadata={"help": "Read the data during training; needs --max_steps."})
     validation_split_percentage: int = field(
         default=5,
-        metadata={"help": "Where there is no validation data: the share of the training texts that is kept for it."},
+        metadata={"help": "Without validation data: the share of the training texts that is used instead."},
     )
 
 
 def load_texts(data: LanguageModelArguments, training: TrainingArguments) -> dict[str, Any]:
-    """The splits that the arguments name; where there is no validation data, a share of the training texts is kept for it.
+    """Load the splits of the arguments. Without validation data, a share of the training texts becomes validation data.
 
     Raises:
-        DataError: where there is no data for what is asked for.
-        InvalidConfigError: for streaming without an end.
+        DataError: if there is no data for one of --do_train and --do_eval.
+        InvalidConfigError: for streaming without --max_steps.
     """
     if data.streaming and training.do_train and training.max_steps <= 0:
         raise InvalidConfigError("--streaming does not know how many rows there are: say --max_steps.")
@@ -56,10 +56,10 @@ def load_texts(data: LanguageModelArguments, training: TrainingArguments) -> dic
 
 
 def cut_off(rows: Dataset | None, percentage: int) -> dict[str, Dataset]:
-    """The first texts of a training set as `validation`, and the others as `train`; nothing where there is no training set.
+    """Split a training set: its first texts are `validation`, the others `train`. Empty without a training set.
 
     Raises:
-        InvalidConfigError: for a share that leaves nothing of one of them.
+        InvalidConfigError: for a share that leaves one of them empty.
     """
     if rows is None:
         return {}
@@ -82,10 +82,10 @@ def encode(
     labelled: bool,
     lines: bool = False,
 ) -> Any:
-    """The first rows, blocks of `max_length` tokens each, with labels for a causal model; or a row for each line of text.
+    """The first rows: blocks of `max_length` tokens, with labels for a causal model, or one row for each line of text.
 
     Raises:
-        DataError: where there is no text, or less than a block of it.
+        DataError: for no text, or less than a block of text.
     """
     columns = columns_of(rows)
     column = data.text_column or ("text" if "text" in columns else columns[0])
@@ -117,7 +117,7 @@ def _lines(
 def _blocks(
     rows: dict[str, list], column: str, tokenizer: PreTrainedTokenizerBase, length: int, labelled: bool
 ) -> dict[str, list]:
-    """All texts one after the other, cut into blocks; what is left over at the end goes."""
+    """Join all texts, and cut them into blocks. The remainder at the end is dropped."""
     encoded = _tokens([text for text in rows[column] if text], tokenizer, verbose=False)
     joined = {name: [token for row in values for token in row] for name, values in encoded.items()}
     total = len(joined["input_ids"]) // length * length
@@ -130,19 +130,19 @@ def _blocks(
 
 
 def _tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase, **options: Any) -> dict[str, list]:
-    """What the model reads of each text; a tokenizer fails on no texts at all."""
+    """The tokens of each text. (A tokenizer fails on an empty list.)"""
     if not texts:
         return {name: [] for name in tokenizer.model_input_names}
     return dict(tokenizer(texts, **options))
 
 
 def rows_for_transfer(encoded: dict[str, Any], size: int, seed: int) -> list[dict[str, Any]]:
-    """So many of the training rows, in any order."""
+    """Training rows in random order, for the transfer."""
     rows = encoded.get("train", next(iter(encoded.values())))
     return list(islice(rows.shuffle(seed=seed) if isinstance(rows, Dataset) else rows, size))
 
 
 def training_rows(encoded: dict[str, Any], data: LanguageModelArguments, training: TrainingArguments) -> Any:
-    """What Trainer trains on; where rows are read while training, they are shuffled here."""
+    """The training rows for Trainer. Streamed rows are shuffled here."""
     rows = encoded.get("train") if training.do_train else None
     return rows.shuffle(seed=training.seed, buffer_size=1000) if data.streaming and rows is not None else rows

@@ -1,4 +1,4 @@
-"""How models are told which language to read and which to write."""
+"""Tell a model which language it reads and which it writes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ PREFIXED = ("t5", "mt5", "umt5")
 def speak(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, languages: tuple[str, str] | None, prefix: str
 ) -> None:
-    """Say what is translated into what, in place.
+    """Set the languages of a model and its tokenizer in place.
 
-    mBART, mBART-50, M2M100 and NLLB have a token for each language. Where a target starts with it, it is forced to be the first that
-    is generated; where it stands at the end (mBART), the model moves it to the front, and generation starts from it. T5 takes the prefix;
-    Marian knows one pair and is told nothing.
+    mBART, mBART-50, M2M100 and NLLB have a token for each language. If a target starts with this token, generation is forced to
+    start with it. If it stands at the end (mBART), the model moves it to the front, and generation starts from it. T5 reads the
+    prefix. Marian knows one pair of languages and needs nothing.
 
     Args:
         model: an encoder-decoder.
         tokenizer: its tokenizer.
-        languages: source and target as the tokenizer names them (`de_DE`); None where nothing is translated.
-        prefix: what stands before each source.
+        languages: source and target by their names in the tokenizer (`de_DE`). None if nothing is translated.
+        prefix: the text before each source.
 
     Raises:
-        InvalidConfigError: for a language that the tokenizer has no token for.
+        InvalidConfigError: for a language without a token.
     """
     if model.config.model_type in PREFIXED and not prefix:
         logger.warning(

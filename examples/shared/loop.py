@@ -1,4 +1,4 @@
-"""A plain training loop for the demo and the benchmarks, where each second is counted."""
+"""A plain training loop for the demo and the benchmarks, which time it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hf_synthesizer.transfer.variation import Rows
 
 
 class GroupedBatches:
-    """Batches of rows of about the same length, in another order each time it is walked over.
+    """Batches of rows of about the same length, in a new order in each pass.
 
-    Grouping saves the padding: rows are drawn in groups of 50 batches and sorted by length within each.
+    Grouping saves padding: rows are drawn in groups of 50 batches, and sorted by length in each group.
     """
 
     def __init__(self, rows: Rows, batch_size: int, collate: Callable[[Rows], dict], *, seed: int | None = 0):
@@ -46,7 +46,7 @@ class GroupedBatches:
 
 
 def unlabelled(rows: Rows) -> Rows:
-    """The rows as a transfer sees them."""
+    """The rows without labels, for a transfer."""
     return [{name: value for name, value in row.items() if name != "labels"} for row in rows]
 
 
@@ -60,7 +60,7 @@ def finetune(
     description: str = "fine-tuning",
     progress: bool = True,
 ) -> float:
-    """Train with AdamW in bf16 autocast, the rate rising for 6 % of the steps and then falling to 0; the seconds it took."""
+    """Train with AdamW in bf16 autocast, and return the seconds. The rate rises for 6 % of the steps, then falls to 0."""
     started = time.perf_counter()
     total = epochs * len(batches)
     optimizer = torch.optim.AdamW(
@@ -120,7 +120,7 @@ def examples_per_second(
     repeats: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Inference: the best of some passes over the same rows, tokenization left out."""
+    """The speed of inference without tokenization: the best of some passes over the same rows."""
     rows = rows[:512]
     best = 0.0
     for _ in range(repeats):
@@ -131,5 +131,5 @@ def examples_per_second(
 
 
 def autocast(model: PreTrainedModel) -> torch.autocast:
-    """bf16 wherever the model is: twice as fast as fp32 even on a processor."""
+    """bf16 autocast on the model's device. Even on a CPU it is twice as fast as float32."""
     return torch.autocast(model.device.type, torch.bfloat16)

@@ -1,7 +1,7 @@
-"""Masked language modelling with Trainer: masks are drawn in the step that uses them.
+"""Masked language modelling with Trainer. Masks are drawn in the training step that uses them.
 
-Trainer's loader is a batch ahead of the step, so masks that a collator draws are not those that a resumed run would draw. Here
-they are drawn from the state that a checkpoint keeps; and those of an evaluation are the same each time.
+Trainer's loader is one batch ahead of the step. So masks that a collator draws differ in a resumed run. Here masks are drawn from
+the random state that a checkpoint keeps. The masks of an evaluation are the same each time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase, Trainer
 from .perplexity import IGNORED
 
 HIDDEN, REPLACED = 0.8, 0.1
-"""Of the tokens to guess, which share is hidden, and which is replaced by another token; the rest stands as it is (BERT)."""
+"""Shares of the tokens to predict: masked, and replaced by another token. The others stay (as in BERT)."""
 
 Batch = dict[str, Any]
 
@@ -24,13 +24,13 @@ Masked = Callable[[Batch, torch.Generator | None], Batch]
 
 
 def masker(tokenizer: PreTrainedTokenizerBase, probability: float) -> Masked:
-    """What hides some tokens of a batch with `input_ids` (B, L), and adds `labels` that say what they were.
+    """Make a function that masks some tokens of a batch with `input_ids` (B, L), and adds their ids as `labels`.
 
-    Special tokens are never guessed. It draws from the generator, or from the process's own state.
+    Special tokens are never masked. The function draws from its generator, or from the random state of the process.
 
     Args:
-        tokenizer: with a mask token.
-        probability: the share of the tokens to guess.
+        tokenizer: a tokenizer with a mask token.
+        probability: the share of masked tokens.
     """
     special = torch.tensor(tokenizer.all_special_ids)
     token: Any = tokenizer.mask_token_id

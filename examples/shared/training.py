@@ -1,4 +1,4 @@
-"""What the scripts with Trainer do around a training: a look ahead, and what is written beside the model."""
+"""What the scripts do before and after a training with Trainer: early checks, and the files beside the model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hf_synthesizer.errors import InvalidConfigError, first_line
 
 
 def checkpoint_to_go_on_from(training: TrainingArguments, model: PreTrainedModel, variant: str | None) -> Path | None:
-    """The checkpoint of this training, if there is one. Whatever would stop the training later is looked at here.
+    """The checkpoint of this training, or None. Everything that would stop the training later is checked here.
 
     Raises:
-        InvalidConfigError: for a checkpoint in the output folder of another model or variant, a Hub that cannot be reached, and a
-            head that is to be judged and was never trained.
+        InvalidConfigError: for a checkpoint of another model or variant in the output folder, a Hub that cannot be reached,
+            or the evaluation of a head that was never trained.
     """
     checkpoint = last_checkpoint(training) if training.do_train else None
     require_own(checkpoint, model, variant)
@@ -31,7 +31,7 @@ def checkpoint_to_go_on_from(training: TrainingArguments, model: PreTrainedModel
 
 
 def require_hub(training: TrainingArguments) -> None:
-    """Whether what is to be pushed can be: better known before a training than after it."""
+    """Check before the training that the model can be pushed after it."""
     if training.push_to_hub and training.process_index == 0:
         name = training.hub_model_id or Path(str(training.output_dir)).absolute().name
         try:
@@ -46,7 +46,7 @@ def require_hub(training: TrainingArguments) -> None:
 def evaluate(
     trainer: Trainer, rows: Any, prefix: str = "eval", also: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """The metrics of a validation set, printed and saved, and others that were made elsewhere with them."""
+    """Print and save the metrics of a validation set, together with other metrics."""
     found = {**trainer.evaluate(rows, metric_key_prefix=prefix), **(also or {})}
     if isinstance(rows, Dataset):
         found[f"{prefix}_samples"] = len(rows)
@@ -54,7 +54,7 @@ def evaluate(
 
 
 def write_lines(trainer: Trainer, name: str, texts: list[str]) -> None:
-    """One line a text, beside the model; by one process."""
+    """Write one line for each text beside the model, in one process."""
     if trainer.is_world_process_zero():
         lines = "".join(" ".join(text.split()) + "\n" for text in texts)
         (Path(str(trainer.args.output_dir)) / name).write_text(lines, encoding="utf-8")

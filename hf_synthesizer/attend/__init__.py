@@ -117,10 +117,10 @@ def attend(
     mask = simplified
     terms = Terms.of(logits, mask)
     if (terms.relative or mask.reach is not None) and terms.query_length > 1:
-        for name, route in FAR_ROUTES.items():
-            if route.serves(terms, value, mask, dropout):
+        for name, far_route in FAR_ROUTES.items():
+            if far_route.serves(terms, value, mask, dropout):
                 logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), name)
-                return route.attention(terms, value, mask, dropout), None
+                return far_route.attention(terms, value, mask, dropout), None
         terms.materialize_relative()
         mask = mask.without_reach()
     route = choose_route(terms, value, mask, dropout)

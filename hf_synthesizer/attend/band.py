@@ -69,7 +69,11 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
         return False
     if mask.keep is not None and mask.keep.shape[-2] != 1:
         return False
-    if value.dtype == torch.float16 or traced() or (mask.reach is not None and native.serves(terms, value, mask, dropout)):
+    if (
+        value.dtype == torch.float16
+        or traced()
+        or (mask.reach is not None and native.serves(terms, value, mask, dropout))
+    ):
         return False
     return logit_range(terms, mask) <= MAX_RANGE
 
@@ -181,7 +185,11 @@ def _near(band: Band, columns: torch.Tensor, start: int, query_length: int) -> t
     taken = functional.pad(taken, (0, 0, before, last - first - before - taken.shape[-2]))
     weights = band.block().to(columns.dtype)  # (H, BLOCK, keys)
     windows = taken.unfold(2, keys, BLOCK)  # (B, H, blocks, d_v + 1, keys)
-    if torch.is_grad_enabled() and (columns.requires_grad or weights.requires_grad) or not on_processor(columns.device):
+    if (
+        torch.is_grad_enabled()
+        and (columns.requires_grad or weights.requires_grad)
+        or not on_processor(columns.device)
+    ):
         sums = torch.einsum("hrk,bhtck->bhtrc", weights, windows)
         return sums.flatten(2, 3)[:, :, :query_length]
     sums = columns.new_empty(batch, heads, blocks, BLOCK, width)

@@ -126,7 +126,7 @@ def column_factor(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> tor
 def logit_range(terms: Terms, mask: AttentionMask) -> float:
     """An upper bound of max − min over the logits of a row."""
     total = 0.0 if terms.weights is None else terms.weights.spread
-    total += sum(term.spread() for term in (*terms.static, *terms.relative))
+    total += sum(term.spread() for term in terms.static) + sum(term.spread() for term in terms.relative)
     if terms.key_bias is not None:
         bias = terms.key_bias.detach()
         if mask.keep is not None:

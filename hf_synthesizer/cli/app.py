@@ -29,8 +29,9 @@ The exit code is 0 on success, 1 with one message on an error, and 2 for wrong o
 """
 
 app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-for commands in (listing, patching, teaching, glue, machine):
-    commands.add_to(app)
+for module in (listing, patching, teaching, glue, machine):
+    for command in module.COMMANDS:
+        app.command()(command)
 app.add_typer(pictures.plot, name="plot")
 
 
@@ -49,11 +50,11 @@ def options(
     """The options before a command."""
 
 
-def main() -> None:
-    """Run the command of the command line."""
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command with these arguments, by default those of the process. Ends with `SystemExit`."""
     if not console.shows_progress():
         console.hide_progress_bars()
     try:
-        app(prog_name="hf-synthesizer")
+        app(arguments, prog_name="hf-synthesizer")
     except (SynthesizerError, OSError, ModuleNotFoundError) as error:
         console.fail(error)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -23,8 +23,6 @@ EXTRAS = {
     "sklearn": "examples",
 }
 """The optional dependency group in `setup.cfg` that contains a package."""
-
-Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
 class CommandError(SynthesizerError, ValueError):
@@ -42,17 +40,13 @@ def redirect_output() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def report(data: Any, text: str, as_json: bool) -> None:
+def show(data: Any, text: str, as_json: bool) -> None:
     """Print a report, as JSON or as text."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str) if as_json else text)
 
 
 def require_folder(folder: Path) -> None:
-    """Check before the work that a folder can be written. The check leaves no files.
-
-    Raises:
-        CommandError: if it cannot be written.
-    """
+    """Check before the work that a folder can be written; `CommandError` if not. The check leaves no files."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,11 +61,7 @@ def require_folder(folder: Path) -> None:
 
 
 def require_file(file: Path, *endings: str) -> None:
-    """Check that a file can be written and has one of these endings.
-
-    Raises:
-        CommandError: if not.
-    """
+    """Check that a file can be written and has one of these endings; `CommandError` if not."""
     if file.suffix.lower() not in endings:
         raise CommandError(f"{file} must end in {' or '.join(endings)}.")
     if not file.parent.is_dir():

@@ -12,10 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import DataError
-from .console import CommandError, Json, redirect_output, require_folder, shows_progress
-from .console import report as show
-from .models import Model
-from .patching import Output
+from .console import CommandError, redirect_output, require_folder, show, shows_progress
+from .options import BatchSize, Json, Model, Output
 
 TaskName = Annotated[
     str | None,
@@ -39,12 +37,6 @@ MaxLength = Annotated[int, typer.Option(min=1, help="The maximum number of token
 Samples = Annotated[int | None, typer.Option(min=1, help="Use only so many validation rows.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands of this file."""
-    for command in (evaluate, finetune):
-        app.command()(command)
-
-
 def evaluate(
     model: Model,
     task: TaskName = None,
@@ -52,7 +44,7 @@ def evaluate(
     validation_file: ValidationFile = None,
     max_length: MaxLength = 128,
     max_samples: Samples = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 64,
+    batch_size: BatchSize = 64,
     json: Json = False,
 ) -> None:
     """Score a fine-tuned model on the validation rows of a task.
@@ -64,7 +56,7 @@ def evaluate(
     data = (task, {"validation": validation_file}, glue_dir, {"validation": max_samples})
     with redirect_output(), tempfile.TemporaryDirectory() as folder:
         training = {"output_dir": folder, "do_eval": True, "per_device_eval_batch_size": batch_size}
-        results = _run(model, data, max_length, training)
+        results = _run(model, data, max_length, training, {})
     metrics = {name: value for name, value in results.items() if name not in ("epoch", "eval_model_preparation_time")}
     show(metrics, _table(metrics), json)
 
@@ -88,7 +80,7 @@ def finetune(
     ] = None,
     epochs: Annotated[float, typer.Option(min=0, help="The number of passes over the training rows.")] = 3.0,
     learning_rate: Annotated[float, typer.Option(min=0, help="The highest learning rate.")] = 5e-5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 32,
+    batch_size: BatchSize = 32,
     max_length: MaxLength = 128,
     max_train_samples: Annotated[int | None, typer.Option(min=1, help="Use only so many training rows.")] = None,
     max_samples: Samples = None,
@@ -104,7 +96,7 @@ def finetune(
     """
     files = {"train": train_file, "validation": validation_file}
     data = (task, files, glue_dir, {"train": max_train_samples, "validation": max_samples})
-    conversion = {"layers": layers, "transfer_steps": transfer_steps, "teacher": teacher}
+    conversion = {"variant": variant, "layers": layers, "transfer_steps": transfer_steps, "teacher": teacher}
     training = {
         "output_dir": str(output),
         "do_train": True,
@@ -118,22 +110,17 @@ def finetune(
     }
     for name, value in conversion.items():
         if value and variant is None:
-            flag = name.replace("_", "-")
-            raise CommandError(f"--{flag} is an option of the conversion, so it needs --variant.")
+            raise CommandError(f"--{name.replace('_', '-')} is an option of the conversion, so it needs --variant.")
     with redirect_output():
         require_folder(output)
-        metrics = _run(model, data, max_length, training, variant, **conversion)
+        metrics = _run(model, data, max_length, training, conversion if variant else {})
     show({**metrics, "output": str(output)}, f"{_table(metrics)}\nsaved in {output}", json)
 
 
 def _run(
-    model: str,
-    data: tuple[Any, ...],
-    max_length: int,
-    training: dict[str, Any],
-    variant: str | None = None,
-    **conversion: Any,
+    model: str, data: tuple[Any, ...], max_length: int, training: dict[str, Any], conversion: dict[str, Any]
 ) -> dict[str, float]:
+    """Train or evaluate, after the conversion if there is one. Returns the metrics."""
     from transformers import TrainingArguments
 
     from ..glue.data import load_task
@@ -142,7 +129,8 @@ def _run(
     try:
         arguments = TrainingArguments(report_to="none", disable_tqdm=not shows_progress(), **training)
         task, rows = load_task(*data)
-        convert = None if variant is None else partial(_convert, arguments, task, max_length, variant, **conversion)
+        convert = partial(_convert, arguments, task, max_length, conversion) if conversion else None
+        variant = conversion.get("variant")
         return run(model, task, rows, arguments, max_length=max_length, variant=variant, convert=convert)
     except DataError as error:  # the message names flags of the examples
         flags = re.sub(r"--\w+", lambda flag: flag[0].replace("_", "-"), str(error)).replace("--task-name", "--task")
@@ -152,17 +140,7 @@ def _run(
 
 
 def _convert(
-    training: Any,
-    task: Any,
-    max_length: int,
-    variant: str,
-    model: Any,
-    rows: Any,
-    tokenizer: Any,
-    *,
-    layers: str | None,
-    transfer_steps: int,
-    teacher: str | None,
+    training: Any, task: Any, max_length: int, conversion: dict[str, Any], model: Any, rows: Any, tokenizer: Any
 ) -> None:
     """Patch a model in place, transfer stock attention on varied training rows, and log both reports."""
     import torch
@@ -178,16 +156,17 @@ def _convert(
     from ..transfer.variation import MEASURED_BATCHES, rows_for_transfer, special_ids
 
     logger = logging.get_logger(__name__)
+    variant, layers, transfer_steps, teacher = conversion.values()
     stock = copy.deepcopy(model) if teacher is None else load_model(teacher, task, what="teacher").to(model.device)
     size = 32 * max(transfer_steps, MEASURED_BATCHES)
     texts = rows_for_transfer(rows, size, special_ids(tokenizer), max_length, training.seed)
     collate, order = collator_for(task, tokenizer, max_length), torch.Generator().manual_seed(training.seed)
     batches: Any = DataLoader(texts, 32, shuffle=True, generator=order, collate_fn=collate)  # type: ignore[arg-type]
-    patch_spec: Any = variant
+    new_attention = variant
     if layers == "suggest":
-        patch_spec, layers = suggest_layers(stock, batches, variant, 0.5, max_length=max_length), None
-        logger.warning(f"Suggested layers:\n{patch_spec}")
-    patch_model(model, patch_spec, layers=parse_layers(layers), max_length=max_length)
+        new_attention, layers = suggest_layers(stock, batches, variant, 0.5, max_length=max_length), None
+        logger.warning(f"Suggested layers:\n{new_attention}")
+    patch_model(model, new_attention, layers=parse_layers(layers), max_length=max_length)
     logger.warning(f"{patch_report(model)}")
     if transfer_steps:
         checkpoint_dir = Path(str(training.output_dir)) / "transfer"
@@ -196,6 +175,8 @@ def _convert(
 
 
 def _table(metrics: dict[str, float]) -> str:
-    return "\n".join(
-        f"{name:32}{value:.4f}" if isinstance(value, float) else f"{name:32}{value}" for name, value in metrics.items()
-    )
+    texts = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in metrics.items()}
+    return "\n".join(f"{name:32}{text}" for name, text in texts.items())
+
+
+COMMANDS = (evaluate, finetune)

@@ -6,13 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import Json, report
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands of this file."""
-    app.command()(variants)
-    app.command()(model_types)
+from .console import show
+from .options import Json
 
 
 def variants(
@@ -49,7 +44,7 @@ def variants(
         lines += [f"{key} = {option.default}: {option.help}" for key, option in classes[name].options.items()]
     else:
         lines.append("A mixture adds the logits of several: random+dot_product.")
-    report(facts_by_variant, "\n".join(lines), json)
+    show(facts_by_variant, "\n".join(lines), json)
 
 
 def model_types(json: Json = False) -> None:
@@ -64,4 +59,7 @@ def model_types(json: Json = False) -> None:
 
     layers = served_types()
     layer_classes = {name: layers.get(name, "registered") for name in list_model_types()}
-    report(layer_classes, "\n".join(f"{name:32}{layer_class}" for name, layer_class in layer_classes.items()), json)
+    show(layer_classes, "\n".join(f"{name:32}{layer_class}" for name, layer_class in layer_classes.items()), json)
+
+
+COMMANDS = (variants, model_types)

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from .console import CommandError, Json, redirect_output
-from .console import report as show
-from .models import Model, load_config
-from .patching import numbers
+from .console import CommandError, redirect_output, show
+from .models import load_config
+from .options import BatchSize, Json, Model, numbers
 
 LONGEST = 16384
 """The longest sequence that `bench` times. Beyond it, a table takes gigabytes."""
@@ -24,12 +23,6 @@ class Precision(StrEnum):
     FLOAT16 = "float16"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands of this file."""
-    for command in (bench, doctor):
-        app.command()(command)
-
-
 def bench(
     model: Model,
     variant: Annotated[
@@ -39,7 +32,7 @@ def bench(
         ),
     ] = None,
     lengths: Annotated[str, typer.Option(help="Lengths in tokens, separated by commas.")] = "128,512",
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 8,
+    batch_size: BatchSize = 8,
     seconds: Annotated[
         float, typer.Option(min=0.0, help="The time for all measurements, without building the layers.")
     ] = 40.0,
@@ -98,3 +91,6 @@ def doctor(json: Json = False) -> None:
     show(examination.to_dict(), str(examination), json)
     if not examination.passed:
         raise typer.Exit(1)
+
+
+COMMANDS = (bench, doctor)

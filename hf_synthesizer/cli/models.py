@@ -1,9 +1,9 @@
-"""Loads MODEL of the command line: a name on the Hub or a folder, with one of several heads."""
+"""Load MODEL of the command line: a name on the Hub or a folder, with one of several heads. `CommandError` if it cannot be loaded."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,26 +12,12 @@ from .console import CommandError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name on the Hub or a folder.", show_default=False)]
-Task = Annotated[
-    str | None,
-    typer.Option(
-        help="The task of a pipeline, such as fill-mask, whose head to load. Default: the checkpoint's own head."
-    ),
-]
-AutoClass = Annotated[
-    str | None, typer.Option(help="The Auto class to load with, such as AutoModelForMaskedLM, instead of --task.")
-]
-
 
 def load(model: str, task: str | None = None, auto_class: str | None = None) -> PreTrainedModel:
     """Load a model with its weights.
 
     If the config names a head and the checkpoint has no weights for it, the model is loaded without a head. If the user named
     the head, Transformers initialises it at random, with a message.
-
-    Raises:
-        CommandError: for a model that cannot be loaded, or not with this head.
     """
     from transformers import AutoModel
 
@@ -55,6 +41,7 @@ def load(model: str, task: str | None = None, auto_class: str | None = None) -> 
 
 
 def _load_pretrained(cls: Any, model: str) -> PreTrainedModel:
+    """Load a model, and remember which weights Transformers initialised."""
     from ..checkpoints.fresh_heads import remember_fresh
 
     try:
@@ -66,11 +53,7 @@ def _load_pretrained(cls: Any, model: str) -> PreTrainedModel:
 
 
 def build_without_weights(model: str, task: str | None = None, auto_class: str | None = None) -> PreTrainedModel:
-    """Build a model on the meta device from its config alone.
-
-    Raises:
-        CommandError: see `load`.
-    """
+    """Build a model on the meta device from its config alone."""
     import torch
 
     config = load_config(model)
@@ -83,11 +66,7 @@ def build_without_weights(model: str, task: str | None = None, auto_class: str |
 
 
 def load_config(model: str) -> Any:
-    """Load the config of a model.
-
-    Raises:
-        CommandError: if it cannot be loaded.
-    """
+    """Load the config of a model."""
     from transformers import AutoConfig
 
     try:
@@ -97,21 +76,13 @@ def load_config(model: str) -> Any:
 
 
 def base_model_of(model: str) -> str | None:
-    """The name of the stock model of a converted model, "" if it is unknown. None for a stock model.
-
-    Raises:
-        CommandError: for a model that cannot be loaded.
-    """
+    """The name of the stock model of a converted model, "" if it is unknown. None for a stock model."""
     settings = getattr(load_config(model), "synthesizer", None)
     return None if settings is None else settings.get("base_model") or ""
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
-
-    Raises:
-        CommandError: if there is none.
-    """
+    """Load the tokenizer of a model; `CommandError` if there is none."""
     tokenizer = find_tokenizer(model)
     if tokenizer is None:
         raise CommandError(f"{model} has no tokenizer, and this command reads texts.")
@@ -139,10 +110,9 @@ def _model_class(config: Any, task: str | None, auto_class: str | None) -> Any:
         from transformers.pipelines import check_task
 
         try:
-            _, targeted, _ = check_task(task)
+            classes = check_task(task)[1]["pt"]
         except KeyError as error:
             raise CommandError(str(error.args[0])) from error
-        classes = targeted["pt"]
         if not classes:
             raise CommandError(f"--task {task} does not determine the head of a model: use --auto-class.")
         return classes[0]

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import first_line
-from .console import CommandError, Json, redirect_output, require_folder
-from .console import report as show
-from .models import AutoClass, Model, Task, base_model_of, build_without_weights, find_tokenizer, load
+from .console import CommandError, redirect_output, require_folder, show
+from .models import base_model_of, build_without_weights, find_tokenizer, load
+from .options import (
+    AutoClass,
+    Json,
+    Layers,
+    MaxLength,
+    Model,
+    Options,
+    Output,
+    Plan,
+    Task,
+    Variant,
+    numbers,
+    parse_options,
+    parse_variant,
+    read_plan,
+)
 from .sentences import copy_sentence_files, sentence_files
-from .variants import Layers, MaxLength, Options, Plan, Variant, options_of, read_plan, spec_of
-
-Output = Annotated[Path, typer.Option(help="The folder to write.", file_okay=False)]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands of this file."""
-    for command in (patch, report, push):
-        app.command()(command)
 
 
 def patch(
@@ -48,8 +52,9 @@ def patch(
       hf-synthesizer patch bert-base-uncased --variant 0=random --variant 1=dense --output hybrid
       hf-synthesizer patch bert-base-uncased --plan plan.json --output converted
     """
-    spec, options = spec_of(variant, plan), options_of(option, max_length)
+    new_attention, options = parse_variant(variant, plan), parse_options(option, max_length)
     from ..layers.patch_report import patch_report
+    from ..measuring.costs import describe_patch
     from ..patching.layer_text import parse_layers
     from ..patching.swap import patch_model
 
@@ -61,17 +66,10 @@ def patch(
         loaded = load(model, task, auto_class)
         if plan is not None:
             require_matching_plan(loaded, plan)
-        patch_model(loaded, spec, layers=parse_layers(layers), **options)
+        patch_model(loaded, new_attention, layers=parse_layers(layers), **options)
         tokenizer = save(loaded, model, output)
     counts = patch_report(loaded)
-    data: dict[str, Any] = {
-        "output": str(output),
-        "tokenizer": tokenizer,
-        "parameters": counts.parameters_after,
-        "stock_parameters": counts.parameters_before,
-        "synthesized": [asdict(layer) for layer in counts.swapped],
-        "stock": [asdict(layer) for layer in counts.left],
-    }
+    data = {"output": str(output), "tokenizer": tokenizer, **describe_patch(counts)}
     saved = f"saved in {output}" + ("" if tokenizer else ", without a tokenizer: the model has none")
     show(data, f"{counts}\n{saved}", json)
 
@@ -144,11 +142,7 @@ def push(
 
 
 def require_valid_name(repository: str) -> None:
-    """Check that the name of a repository is valid on the Hub.
-
-    Raises:
-        CommandError: if it is not.
-    """
+    """Check that the name of a repository is valid on the Hub; `CommandError` if not."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -159,11 +153,7 @@ def require_valid_name(repository: str) -> None:
 
 
 def require_matching_plan(model: Any, plan: Path) -> None:
-    """Check that a plan was made for a model with as many layers. A plan without costs passes.
-
-    Raises:
-        CommandError: if it was made for another model.
-    """
+    """Check that a plan was made for a model with as many layers; `CommandError` if not. A plan without costs passes."""
     from ..layers.finding.attention_layers import find_attention_layers
 
     measured, layers = read_plan(plan).costs, len(find_attention_layers(model)[0])
@@ -188,13 +178,4 @@ def save(model: Any, source: str, output: Path) -> bool:
     return tokenizer is not None
 
 
-def numbers(text: str, option: str, least: int = 1) -> list[int]:
-    """`"128,512"` → `[128, 512]`.
-
-    Raises:
-        BadParameter: for anything else.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
-        raise typer.BadParameter(f"{option} {text}: give numbers ≥ {least}, separated by commas, such as 4,16.")
-    return [int(part) for part in parts]
+COMMANDS = (patch, report, push)

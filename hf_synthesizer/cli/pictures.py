@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import CommandError, Json, redirect_output, require_file
-from .console import report as show
-from .models import AutoClass, Model, Task, load, load_tokenizer
-from .patching import numbers
-from .variants import read_json
+from .console import CommandError, redirect_output, require_file, show
+from .models import load, load_tokenizer
+from .options import AutoClass, Json, Model, Task, numbers, read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,16 +53,13 @@ def attention(
     Example:
       hf-synthesizer plot attention taught --text "A quiet film." --teacher bert-base-uncased --output a.png
     """
-    _require_picture(output)
-    with redirect_output():
-        from ..plots import plot_attention
 
-        drawn, stock, tokenizer = _load_models(model, teacher, task, auto_class)
+    def draw(plots: Any) -> Figure:
+        loaded, stock, tokenizer = _load_models(model, teacher, task, auto_class)
         inputs = tokenizer(text[0], truncation=True, return_tensors="pt")
-        figure = plot_attention(
-            drawn, inputs, stock, tokenizer=tokenizer, layers=_indices(layers), heads=_indices(heads)
-        )
-    _save_figure(figure, output, json)
+        return plots.plot_attention(loaded, inputs, stock, tokenizer=tokenizer, **_indices(layers, heads))
+
+    _save_figure(draw, output, json)
 
 
 @plot.command()
@@ -86,9 +82,8 @@ def page(
     with redirect_output():
         from ..pictures import attention_page
 
-        drawn, stock, tokenizer = _load_models(model, teacher, task, auto_class)
-        written = attention_page(drawn, text, stock, tokenizer=tokenizer)
-        output.write_text(written, encoding="utf-8")
+        loaded, stock, tokenizer = _load_models(model, teacher, task, auto_class)
+        output.write_text(attention_page(loaded, text, stock, tokenizer=tokenizer), encoding="utf-8")
     show({"output": str(output)}, f"written: {output}", json)
 
 
@@ -108,12 +103,8 @@ def synthesizer(
     Example:
       hf-synthesizer plot synthesizer taught --layers 0,5 --output learnt.svg
     """
-    _require_picture(output)
-    with redirect_output():
-        from ..plots import plot_synthesizer
-
-        figure = plot_synthesizer(load(model, task, auto_class), layers=_indices(layers), heads=_indices(heads))
-    _save_figure(figure, output, json)
+    shown = _indices(layers, heads)
+    _save_figure(lambda plots: plots.plot_synthesizer(load(model, task, auto_class), **shown), output, json)
 
 
 @plot.command()
@@ -124,11 +115,7 @@ def suggestion(file: File, output: Output, json: Json = False) -> None:
     Example:
       hf-synthesizer plot suggestion plan.json --output plan.png
     """
-    with redirect_output():
-        from ..plots import plot_suggestion
-
-        figure = plot_suggestion(read_json(file))
-    _save_figure(figure, output, json)
+    _save_figure(lambda plots: plots.plot_suggestion(read_json(file)), output, json)
 
 
 @plot.command()
@@ -139,11 +126,7 @@ def transfer(file: File, output: Output, json: Json = False) -> None:
     Example:
       hf-synthesizer plot transfer transfer.json --output transfer.png
     """
-    with redirect_output():
-        from ..plots import plot_transfer
-
-        figure = plot_transfer(read_json(file))
-    _save_figure(figure, output, json)
+    _save_figure(lambda plots: plots.plot_transfer(read_json(file)), output, json)
 
 
 @plot.command()
@@ -154,11 +137,7 @@ def training(file: File, output: Output, json: Json = False) -> None:
     Example:
       hf-synthesizer plot training tuned --output training.png
     """
-    with redirect_output():
-        from ..plots import plot_training
-
-        figure = plot_training(file)
-    _save_figure(figure, output, json)
+    _save_figure(lambda plots: plots.plot_training(file), output, json)
 
 
 @plot.command()
@@ -178,23 +157,24 @@ def benchmark(
     Example:
       hf-synthesizer plot benchmark benchmarks/results/attention.csv --conditions train-none-float32 --output speed.png
     """
-    with redirect_output():
+
+    def draw(plots: Any) -> Figure:
         import csv
 
-        from ..pictures.lengths import MEMORY, SPEED, curves, in_words
-        from ..plots import plot_lengths
+        from ..pictures.lengths import MEMORY, SPEED, curves, describe_conditions
 
         column, label = MEMORY if memory else SPEED
         with file.open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))
         if not rows or column not in rows[0] or "variant" not in rows[0]:
             raise CommandError(f"{file} has no column {column!r} of a benchmark; try with or without --memory.")
-        plots = dict(curves(rows, column))
-        name = conditions or next(iter(plots), "")
-        if name not in plots:
-            raise CommandError(f"{file} has no plot {name!r}; it has {', '.join(plots) or 'none'}.")
-        figure = plot_lengths(plots[name], label, in_words(name))
-    _save_figure(figure, output, json)
+        lines_by_name = dict(curves(rows, column))
+        name = conditions or next(iter(lines_by_name), "")
+        if name not in lines_by_name:
+            raise CommandError(f"{file} has no plot {name!r}; it has {', '.join(lines_by_name) or 'none'}.")
+        return plots.plot_lengths(lines_by_name[name], label, describe_conditions(name))
+
+    _save_figure(draw, output, json)
 
 
 def _load_models(model: str, teacher: str | None, task: str | None, auto_class: str | None) -> tuple[Any, Any, Any]:
@@ -202,19 +182,18 @@ def _load_models(model: str, teacher: str | None, task: str | None, auto_class: 
     return load(model, task, auto_class), stock, load_tokenizer(model)
 
 
-def _indices(text: str | None) -> list[int] | None:
-    return None if text is None else numbers(text, "--layers or --heads", least=0)
+def _indices(layers: str | None, heads: str | None) -> dict[str, list[int] | None]:
+    """The keyword arguments of a plot that choose layers and heads."""
+    texts = {"layers": layers, "heads": heads}
+    return {name: None if text is None else numbers(text, f"--{name}", least=0) for name, text in texts.items()}
 
 
-def _require_picture(output: Path) -> None:
-    from ..pictures.figures import FORMATS
+def _save_figure(draw: Callable[[Any], Figure], output: Path, json: bool) -> None:
+    """Check the output, call `draw` with the module `hf_synthesizer.plots`, and save its figure."""
+    with redirect_output():
+        from .. import plots
+        from ..pictures.figures import FORMATS
 
-    require_file(output, *FORMATS)
-
-
-def _save_figure(figure: Figure, output: Path, json: bool) -> None:
-    from ..plots import save
-
-    _require_picture(output)
-    save(figure, output)
+        require_file(output, *FORMATS)
+        plots.save(draw(plots), output)
     show({"output": str(output)}, f"written: {output}", json)

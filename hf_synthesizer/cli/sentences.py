@@ -16,7 +16,7 @@ SETTINGS = ("config_sentence_transformers.json", "sentence_bert_config.json")
 
 
 def sentence_files(source: str) -> tuple[Path, list[str]] | None:
-    """Find the folder of a SentenceTransformer, and its files and folders beside those of the model. None for other models.
+    """The folder of a SentenceTransformer, and its files and folders beside those of the model. None for other models.
 
     Raises:
         CommandError: for a `modules.json` that cannot be read, or that names folders outside its own.
@@ -33,9 +33,8 @@ def sentence_files(source: str) -> tuple[Path, list[str]] | None:
     if modules_file is None:
         return None
     try:
-        paths = [
-            PurePosixPath(module["path"]) for module in json.loads(Path(modules_file).read_text(encoding="utf-8"))
-        ]
+        modules = json.loads(Path(modules_file).read_text(encoding="utf-8"))
+        paths = [PurePosixPath(module["path"]) for module in modules]
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(f"{MODULES} of {source} cannot be read ({type(error).__name__}: {error}).") from error
     if any(path.is_absolute() or ".." in path.parts for path in paths):
@@ -56,9 +55,7 @@ def copy_sentence_files(source: str, output: Path, longest: int | None) -> None:
     if files is None:
         return
     folder, names = files
-    for name in names:
-        if folder.resolve() == output.resolve():
-            break
+    for name in names if folder.resolve() != output.resolve() else ():
         if (folder / name).is_dir():
             shutil.copytree(folder / name, output / name, dirs_exist_ok=True)
         else:
@@ -68,11 +65,8 @@ def copy_sentence_files(source: str, output: Path, longest: int | None) -> None:
         from ..checkpoints.whole_files import write_whole
 
         values: Any = json.loads(settings.read_text(encoding="utf-8"))
-        if (
-            isinstance(values, dict)
-            and isinstance(values.get("max_seq_length"), int)
-            and values["max_seq_length"] > longest
-        ):
+        length = values.get("max_seq_length") if isinstance(values, dict) else None
+        if isinstance(length, int) and length > longest:
             write_whole(settings, json.dumps({**values, "max_seq_length": longest}, indent=2) + "\n")
 
 

@@ -8,12 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import CommandError, Json, redirect_output, require_folder, shows_progress
-from .console import report as show
-from .models import AutoClass, Model, Task, base_model_of, load, load_tokenizer
-from .patching import Output, save
+from .console import CommandError, redirect_output, require_folder, show, shows_progress
+from .models import base_model_of, load, load_tokenizer
+from .options import (
+    AutoClass,
+    BatchSize,
+    Json,
+    MaxLength,
+    Model,
+    Options,
+    Output,
+    Task,
+    parse_budget,
+    parse_options,
+)
+from .patching import save
 from .sentences import load_sentences
-from .variants import MaxLength, Options, options_of
 
 Texts = Annotated[
     Path,
@@ -22,7 +32,6 @@ Texts = Annotated[
     ),
 ]
 Column = Annotated[str, typer.Option(help="The column of a .jsonl file that has the texts.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Texts per step.")]
 Seed = Annotated[int, typer.Option(help="The seed for the order of the texts.")]
 
 
@@ -31,12 +40,6 @@ class By(StrEnum):
 
     LAYERS = "layers"
     HEADS = "heads"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands of this file."""
-    for command in (suggest, transfer):
-        app.command()(command)
 
 
 def suggest(
@@ -78,10 +81,10 @@ def suggest(
       hf-synthesizer suggest bert-base-uncased --variant random --budget 0.5 --texts texts.txt --json > plan.json
       hf-synthesizer suggest tuned --by heads --variant random+salience --budget 0.5,0.9 --texts texts.txt --json > plan.json
     """
-    budgets = [] if budget is None else [budget_of(part) for part in budget.split(",")]
+    budgets = [] if budget is None else [parse_budget(part) for part in budget.split(",")]
     if by is By.LAYERS and len(budgets) > 1:
         raise typer.BadParameter(f"--budget {budget}: several budgets need --by heads; give one share or number.")
-    options = options_of(option, max_length)
+    options = parse_options(option, max_length)
     with redirect_output():
         from ..layers.sentence_transformers import model_in
         from ..synthesizers.config import SynthesizerConfig
@@ -97,24 +100,11 @@ def suggest(
         config = SynthesizerConfig(variant, **options)  # so the plan contains the options too
         measuring: dict[str, Any] = {} if steps is None else {"steps": steps}
         measuring |= {"batches": batches, "progress": shows_progress(), "max_length": config.max_length}
-        suggestion = (
-            suggest_heads(teacher, loader, config, budgets or 0.9, **measuring)
-            if by is By.HEADS
-            else suggest_layers(teacher, loader, config, budgets[0] if budgets else 0.5, **measuring)
-        )
+        if by is By.HEADS:
+            suggestion = suggest_heads(teacher, loader, config, budgets or 0.9, **measuring)
+        else:
+            suggestion = suggest_layers(teacher, loader, config, budgets[0] if budgets else 0.5, **measuring)
     show(suggestion.to_dict(), str(suggestion), json)
-
-
-def budget_of(text: str) -> int | float:
-    """`"0.5"` is a share, `"3"` a number.
-
-    Raises:
-        BadParameter: for anything else.
-    """
-    try:
-        return int(text) if text.strip().isdigit() else float(text)
-    except ValueError:
-        raise typer.BadParameter(f"--budget {text}: give a share such as 0.5, or a number such as 3.") from None
 
 
 def transfer(
@@ -146,8 +136,7 @@ def transfer(
         from ..transfer.texts import read_texts, text_batches
 
         require_folder(output)
-        rows = read_texts(texts, column)
-        base_model = base_model_of(model)
+        rows, base_model = read_texts(texts, column), base_model_of(model)
         if base_model is None:
             raise CommandError(
                 f"{model} is stock: convert it first, hf-synthesizer patch {model} --variant … --output …"
@@ -164,3 +153,6 @@ def transfer(
         result = transfer_attention(student, stock, loader, method, steps, progress=shows_progress())
         save(student, model, output)
     show({**result.to_dict(), "output": str(output)}, f"{result}\nsaved in {output}", json)
+
+
+COMMANDS = (suggest, transfer)

@@ -1,1 +1,1 @@
-"""What a model costs, on paper and on this machine, and whether this machine computes it right."""
+"""The costs of a model, its speed on this machine, and whether this machine computes correctly."""

@@ -1,9 +1,9 @@
-"""`cost_report`: parameters, operations and cache of a model beside those of its stock self, without computing anything."""
+"""`cost_report`: parameters, operations and cache of a model beside those of its stock model. Nothing is computed."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ LENGTHS = (128, 512, 2048)
 
 @dataclass(frozen=True)
 class Cost:
-    """One sequence of `length` tokens: operations of the whole model, and bytes of its cache (0 where it has none)."""
+    """One sequence of `length` tokens: operations of the whole model, and bytes of its cache (0 if it has none)."""
 
     length: int
     flops: int
@@ -32,13 +32,22 @@ class Cost:
     stock_cache_bytes: int
 
 
+def describe_patch(report: PatchReport) -> dict[str, Any]:
+    """The layers and parameters of a report as a dict that `json.dumps` accepts."""
+    return {
+        "synthesized": [asdict(layer) for layer in report.swapped],
+        "stock": [asdict(layer) for layer in report.left],
+        "parameters": report.parameters_after,
+        "stock_parameters": report.parameters_before,
+    }
+
+
 @dataclass(frozen=True)
 class CostReport:
-    """What is synthesized, and what that costs beside stock attention. Prints as two tables.
+    """The synthesized layers of a model, and their cost beside stock attention. Prints as two tables.
 
-    `flops` count matrix products with every pair of tokens (`count_flops` under eager attention). The layers `counted_whole`
-    have variants that choose their keys: what these compute is less, and how much less depends on what they read. `costs` is
-    empty for a model that reads no tokens.
+    `flops` count matrix products over all pairs of tokens (`count_flops` under eager attention). The layers `counted_whole` have
+    variants that choose their keys: they compute less than is counted. `costs` is empty for a model that reads no tokens.
     """
 
     layers: PatchReport
@@ -46,15 +55,9 @@ class CostReport:
     counted_whole: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {
-            "synthesized": [asdict(layer) for layer in self.layers.swapped],
-            "stock": [asdict(layer) for layer in self.layers.left],
-            "parameters": self.layers.parameters_after,
-            "stock_parameters": self.layers.parameters_before,
-            "costs": [asdict(cost) for cost in self.costs],
-            "counted_whole": list(self.counted_whole),
-        }
+        """A dict that `json.dumps` accepts."""
+        costs = [asdict(cost) for cost in self.costs]
+        return {**describe_patch(self.layers), "costs": costs, "counted_whole": list(self.counted_whole)}
 
     def __str__(self) -> str:
         lines = [str(self.layers), ""]
@@ -65,43 +68,49 @@ class CostReport:
             numbers = (cost.flops / 1e9, cost.stock_flops / 1e9, cost.cache_bytes / 1e3, cost.stock_cache_bytes / 1e3)
             lines.append(f"{cost.length:>6}  " + "  ".join(f"{number:>12,.3f}" for number in numbers))
         if self.counted_whole:
-            lines += [
-                "",
-                f"Counted as if every query looked at every key, which is more than they compute, for they choose their keys: "
-                f"{', '.join(self.counted_whole)}.",
-            ]
+            names = ", ".join(self.counted_whole)
+            lines += ["", f"These layers choose their keys. They compute less than is counted here: {names}."]
         return "\n".join(lines)
 
 
 def cost_report(model: PreTrainedModel, lengths: Iterable[int] | None = None) -> CostReport:
-    """What of a model is synthesized, and what that costs at some lengths, beside the stock model.
+    """Count parameters, operations and cache of a model at some lengths, beside the stock model.
 
-    Copies without weights are built on the meta device, where the model itself may be too, and nothing is computed.
+    Copies without weights are built on the meta device (the model may be on it too), and nothing is computed.
 
     Args:
         model: a stock or a patched model.
-        lengths: in tokens; by default 128, 512 and 2048, as far as the model can take them.
+        lengths: in tokens; by default those of 128, 512 and 2048 that fit.
 
     Raises:
-        UnsupportedModelError: for what is no Transformers model.
-        SequenceTooLongError: for a length that the model was not patched for.
+        UnsupportedModelError: if it is no Transformers model.
+        SequenceTooLongError: for a length that is longer than the model's maximum.
     """
     model = model_in(model)
     layers = patch_report(model)
     if model.main_input_name != "input_ids":
         return CostReport(layers, ())
-    longest = _longest(model)
-    chosen: Sequence[int] = list(lengths) if lengths is not None else [n for n in LENGTHS if n <= longest] or [longest]
-    if max(chosen) > longest:
+    maxima = (max_length_of(model), position_limit(model.config.get_text_config()))
+    longest = min((length for length in maxima if length is not None), default=LENGTHS[-1])
+    lengths = [length for length in LENGTHS if length <= longest] or [longest] if lengths is None else list(lengths)
+    if max(lengths) > longest:
         raise SequenceTooLongError(
-            f"Asked for the costs of {max(chosen)} tokens, but this model takes {longest} at most. Name shorter lengths."
+            f"Asked for the costs of {max(lengths)} tokens, but this model takes {longest} at most. Name shorter lengths."
         )
-    ours, stock = _outline(model, type(model), model.config), _stock_outline(model)
-    return CostReport(layers, tuple(_cost(length, ours, stock) for length in chosen), _choosing(model))
+    stock_class = stock_of(type(model)) if is_patched(model) else type(model)
+    models = (
+        _without_weights(type(model), copy.deepcopy(model.config)),
+        _without_weights(stock_class, stock_config(model.config)),
+    )
+    costs = []
+    for length in lengths:
+        (flops, cache), (stock_flops, stock_cache) = (_measure(one, length) for one in models)
+        costs.append(Cost(length, flops, stock_flops, cache, stock_cache))
+    return CostReport(layers, tuple(costs), _layers_with_chosen_keys(model))
 
 
 def stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config that a patched one was made of; a copy of a stock one."""
+    """The stock config of a patched config; a copy of a stock config."""
     if not hasattr(config, "synthesizer"):
         return copy.deepcopy(config)
     values = {name: value for name, value in config.to_dict().items() if name not in ("synthesizer", "auto_map")}
@@ -109,8 +118,7 @@ def stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return cls.from_dict({**values, "model_type": cls.model_type})
 
 
-def _choosing(model: PreTrainedModel) -> tuple[str, ...]:
-    """The names of the layers some heads of which choose their keys."""
+def _layers_with_chosen_keys(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(
         name
         for name, layer in synthesized_layers(model)
@@ -118,35 +126,19 @@ def _choosing(model: PreTrainedModel) -> tuple[str, ...]:
     )
 
 
-def _longest(model: PreTrainedModel) -> int:
-    lengths = (max_length_of(model), position_limit(model.config.get_text_config()))
-    return min((length for length in lengths if length is not None), default=LENGTHS[-1])
-
-
-def _outline(model: PreTrainedModel, cls: Any, config: PreTrainedConfig) -> PreTrainedModel:
+def _without_weights(cls: Any, config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        built = cls._from_config(copy.deepcopy(config), attn_implementation="eager")
-    return built.eval()
-
-
-def _stock_outline(model: PreTrainedModel) -> PreTrainedModel:
-    cls = stock_of(type(model)) if is_patched(model) else type(model)
-    return _outline(model, cls, stock_config(model.config))
-
-
-def _cost(length: int, ours: PreTrainedModel, stock: PreTrainedModel) -> Cost:
-    flops, cached = zip(*(_measure(model, length) for model in (ours, stock)), strict=True)
-    return Cost(length, *flops, *cached)
+        return cls._from_config(config, attn_implementation="eager").eval()
 
 
 @torch.no_grad()
 def _measure(model: PreTrainedModel, length: int) -> tuple[int, int]:
+    """The operations of one sequence, and the bytes of its cache."""
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
     inputs = {"input_ids": tokens, "attention_mask": None}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = tokens
-    output = model(**inputs)
-    cache = output.get("past_key_values")
+    cache = model(**inputs).get("past_key_values")
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
-    held = [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
-    return count_flops(model, **inputs), sum(tensor.nbytes for tensor in held)
+    tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
+    return count_flops(model, **inputs), sum(tensor.nbytes for tensor in tensors)

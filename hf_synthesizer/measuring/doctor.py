@@ -1,4 +1,4 @@
-"""`examine`: what this machine has, what is slow or missing on it, and whether every route computes what it should."""
+"""`examine`: the features of this machine, what is slow or missing on it, and whether every route computes correctly."""
 
 from __future__ import annotations
 
@@ -25,23 +25,20 @@ from ..synthesizers.config import SynthesizerConfig
 PACKAGES = ("hf_synthesizer", "torch", "transformers", "accelerate", "huggingface_hub", "safetensors")
 EXTRAS = {
     "matplotlib": "plots",
-    "datasets": "fine-tuning on GLUE",
-    "evaluate": "fine-tuning on GLUE",
-    "sklearn": "fine-tuning on GLUE",
-    "scipy": "fine-tuning on GLUE",
+    **dict.fromkeys(("datasets", "evaluate", "sklearn", "scipy"), "fine-tuning on GLUE"),
     "peft": "LoRA",
     "onnx": "export",
     "triton": "kernels for GPUs",
 }
 HIDDEN, HEADS, LENGTH, BATCH = 32, 4, 48, 2
 TOLERANCE = 1e-4
-"""In float32, of outputs about 1."""
+"""The largest allowed difference in float32, for outputs about 1."""
 MIXTURES = ("random+salience", "dense+salience", "random+dense", "factorized_random+dense", "factorized_dense+random")
 
 
 @dataclass(frozen=True)
 class RouteCheck:
-    """One route on one device: how many forms it computed, and the largest difference to the reference."""
+    """One route on one device: the number of forms that it computed, and its largest difference from the reference."""
 
     route: str
     device: str
@@ -51,13 +48,13 @@ class RouteCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing differs; a route that serves nothing here cannot."""
+        """Whether the route agrees with the reference. A route that serves nothing here passes."""
         return self.error is None or self.error < TOLERANCE
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Prints as a page. `passed` says whether every route agrees with the reference."""
+    """The result of `examine`. Prints as a page."""
 
     versions: dict[str, str]
     machine: dict[str, str]
@@ -67,58 +64,53 @@ class Diagnosis:
 
     @property
     def passed(self) -> bool:
+        """Whether every route agrees with the reference."""
         return all(check.passed for check in self.routes)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {
-            **asdict(self),
-            "routes": [{**asdict(check), "passed": check.passed} for check in self.routes],
-            "passed": self.passed,
-        }
+        """A dict that `json.dumps` accepts."""
+        routes = [{**asdict(check), "passed": check.passed} for check in self.routes]
+        return {**asdict(self), "routes": routes, "passed": self.passed}
 
     def __str__(self) -> str:
-        lines = ["versions"]
-        lines += [f"  {name:18}{found}" for name, found in self.versions.items()]
-        lines += ["machine", *(f"  {name:18}{found}" for name, found in self.machine.items())]
-        if self.missing:
-            lines += ["not installed", *(f"  {name:18}needed for {use}" for name, use in self.missing.items())]
-        lines += ["routes, compared with the reference"]
+        missing = {name: f"needed for {use}" for name, use in self.missing.items()}
+        lines = []
+        for title, values in (("versions", self.versions), ("machine", self.machine), ("not installed", missing)):
+            lines += [title, *(f"  {name:18}{value}" for name, value in values.items())] if values else []
+        lines.append("routes, compared with the reference")
         for check in self.routes:
-            if check.error is None:
-                result = check.note
-            else:
-                result = f"{'agrees' if check.passed else 'DIFFERS'}: {check.forms} forms, largest difference {check.error:.1e}"
+            result = check.note
+            if check.error is not None:
+                verdict = "agrees" if check.passed else "DIFFERS"
+                result = f"{verdict}: {check.forms} forms, largest difference {check.error:.1e}"
             lines.append(f"  {check.route:10}{check.device:8}{result}")
         lines += ["notes", *(f"  - {note}" for note in self.notes)] if self.notes else []
         return "\n".join(lines)
 
 
 def examine() -> Diagnosis:
-    """Look at this machine, and compare every route with the reference on each of its devices; takes seconds."""
+    """Examine this machine, and compare every route with the reference on each device. This takes seconds."""
     missing = {name: use for name, use in EXTRAS.items() if find_spec(name) is None}
     return Diagnosis(_versions(), _machine(), missing, tuple(_notes()), tuple(_check_routes()))
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found
+            versions[name] = "not installed as a package"
+    return versions
 
 
 def _devices() -> list[str]:
-    others = [kind for kind in ("cuda", "xpu", "mps") if getattr(torch, kind).is_available()]
-    return ["cpu", *others]
+    return ["cpu", *(kind for kind in ("cuda", "xpu", "mps") if getattr(torch, kind).is_available())]
 
 
 def _compiler() -> str | None:
-    return next(
-        (found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := shutil.which(name))), None
-    )
+    paths = [shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    return next(filter(None, paths), None)
 
 
 def _machine() -> dict[str, str]:
@@ -136,17 +128,17 @@ def _machine() -> dict[str, str]:
 
 def _notes() -> Iterator[str]:
     if not torch.backends.mkldnn.is_available():
-        yield "torch was built without oneDNN: projections take its slower matrix library."
+        yield "torch was built without oneDNN: projections use its slower matrix library."
     if "AVX512" not in torch.backends.cpu.get_cpu_capability() and platform.machine() in ("x86_64", "AMD64"):
         yield "The processor has no AVX-512: bfloat16 is slower than float32 on it."
     if _compiler() is None:
         yield "There is no C++ compiler: torch.compile does not work on the processor."
     if native.unavailable_reason() is not None:
-        yield f"There are no native kernels, and other exact routes serve, more slowly: {native.unavailable_reason()}."
+        yield f"There are no native kernels, so slower routes compute the same: {native.unavailable_reason()}."
     if torch.get_num_threads() == 1 and (os.cpu_count() or 1) > 1:
         yield "torch uses one thread of several cores (OMP_NUM_THREADS, torch.set_num_threads)."
     if torch.cuda.is_available() and find_spec("triton") is None:
-        yield "Triton is not installed: the GPU takes the route in strips, which is slower than its kernels."
+        yield "Triton is not installed: the GPU uses the route strips, which is slower than Triton's kernels."
     if sys.platform == "win32":
         yield "torch.compile and Triton are not tested on Windows."
     yield "The attention backends are eager and sdpa; flash_attention_2 and flex_attention are refused with a message."
@@ -155,9 +147,11 @@ def _notes() -> Iterator[str]:
 def _check_routes() -> Iterator[RouteCheck]:
     for device in _devices():
         for name in (*ROUTES, "sparse"):
-            # A processor takes the routes of other devices only when it is told to.
-            elsewhere = device == "cpu" and name in ("strips", "triton")
-            with as_accelerator() if elsewhere else nullcontext(), torch.no_grad():
+            accelerated = device == "cpu" and name in (
+                "strips",
+                "triton",
+            )  # which serve a CPU only inside this context
+            with as_accelerator() if accelerated else nullcontext(), torch.no_grad():
                 errors = list(_errors(name, torch.device(device)))
             note = "" if errors else "serves nothing on this device"
             yield RouteCheck(name, device, len(errors), max(errors, default=None), note)
@@ -178,10 +172,10 @@ def _errors(name: str, device: torch.device) -> Iterator[float]:
             value = torch.randn(BATCH, HEADS, LENGTH, HIDDEN // HEADS, generator=generator).to(device)
             synthesizer.set_causal(causal)
             logits = synthesizer(hidden_states)
-            found = _through(name, logits, value, mask)
-            if found is not None:
-                wanted, _ = reference.reference_attention(logits, value, mask)
-                yield float((found - wanted).abs().max())
+            output = _output_of_route(name, logits, value, mask)
+            if output is not None:
+                expected, _ = reference.reference_attention(logits, value, mask)
+                yield float((output - expected).abs().max())
 
 
 def _keep(device: torch.device) -> torch.Tensor:
@@ -189,8 +183,8 @@ def _keep(device: torch.device) -> torch.Tensor:
     return (torch.arange(LENGTH, device=device) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, L)
 
 
-def _through(name: str, logits: Any, value: torch.Tensor, mask: AttentionMask) -> torch.Tensor | None:
-    """The output by that route, or None where it does not serve these logits."""
+def _output_of_route(name: str, logits: Any, value: torch.Tensor, mask: AttentionMask) -> torch.Tensor | None:
+    """The output of a route. None if it does not serve these logits."""
     simple = mask.simplified()
     if isinstance(logits, Sparse):
         if name != "sparse" or not sparse.serves(logits, value, simple):

@@ -1,4 +1,4 @@
-"""How many floating-point operations a forward pass takes."""
+"""`count_flops`: the floating-point operations of a forward pass."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..attend import native
 
 
 def count_flops(module: nn.Module, *inputs: Any, **kwargs: Any) -> int:
-    """The floating-point operations of one forward pass, by torch's own counter.
+    """The floating-point operations of one forward pass, by torch's counter.
 
-    It counts matrix products and attention kernels, a multiply-add as two, and nothing elementwise: neither softmax,
-    nor the outer products of `factorized_dense`.
+    It counts matrix products and attention kernels, a multiply-add as two. It counts nothing elementwise, such as softmax or the
+    outer products of `factorized_dense`.
     """
-    # The kernel of attention on CPUs, and the operator by which our own products reach oneDNN: the counter knows neither.
-    known: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+    # torch's counter does not know the attention kernel of CPUs, nor the operator that takes our products to oneDNN.
+    formulas: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
     if torch.backends.mkldnn.is_available():
-        known[torch.ops.mkldnn._linear_pointwise] = _linear_flops
-    with torch.no_grad(), native.without_kernels(), FlopCounterMode(display=False, custom_mapping=known) as counter:
+        formulas[torch.ops.mkldnn._linear_pointwise] = _linear_flops
+    with torch.no_grad(), native.without_kernels(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         module(*inputs, **kwargs)
     return counter.get_total_flops()
 

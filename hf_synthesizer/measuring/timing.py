@@ -1,4 +1,4 @@
-"""Interleaved timing: all candidates in turn, round by round, so that a busy moment hits all of them alike."""
+"""Interleaved timing: all candidates in turn, round by round, so that a busy moment slows all of them alike."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ def interleaved(
     advance: Callable[[], object] = lambda: None,
     wait: Callable[[], object] = lambda: None,
 ) -> dict[str, Spread]:
-    """Time each of `runs` once a round, after a round of warm-up.
+    """Time each of `runs` once a round, after a round of warm-up. Each round starts with another run.
 
-    Each round starts with another of them. There are as many rounds as asked for, or as fit into `seconds`, but not
-    fewer than three. `before` runs untimed before each, `advance` after each round. `wait` returns when a device
-    has done what a run asked of it, and belongs to the time.
+    There are `rounds` rounds, or as many as fit into `seconds`, but not fewer than three. `before` runs untimed before each run,
+    and `advance` after each round. `wait` returns when the device is ready, and belongs to the time.
     """
     started = time.perf_counter()
     for run in runs.values():

@@ -1,4 +1,4 @@
-"""Attention to be seen: recorded weights and learnt tables, as figures of matplotlib and as a page in a browser."""
+"""Pictures of recorded weights, learnt tables and measurements: figures of matplotlib, and a page for a browser."""
 
 from .page import attention_page
 

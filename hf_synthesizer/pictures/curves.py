@@ -1,4 +1,4 @@
-"""`plot_suggestion`, `plot_transfer` and `plot_training`: what was measured, layer by layer and step by step."""
+"""`plot_suggestion`, `plot_transfer` and `plot_training`: measurements by layer, by head and by step."""
 
 from __future__ import annotations
 
@@ -7,100 +7,119 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..errors import InvalidConfigError
-from ..transfer import HeadSuggestion, Suggestion, TransferReport
-from .figures import COLOURS, QUIET, STOCK
-from .heads import plot_heads
+from ..transfer import Suggestion, TransferReport
+from .figures import COLOURS, QUIET, STOCK, draw_map, labelled_rows
 
 LOSSES = ("loss", "eval_loss", "train_loss")
-ASIDE = ("epoch", "step", "learning_rate", "grad_norm", "total_flos")
+SPEEDS = ("_runtime", "_per_second", "_time", "_samples")
+"""Endings of entries that are no scores."""
+HEAD = 0.3
+"""Inches of a head in a map of heads."""
 
 
-def plot_suggestion(suggestion: Suggestion | HeadSuggestion | Mapping[str, Any]) -> Figure:
-    """What each layer costs if it alone is swapped, and what the suggested ones cost together, in the order of their choice.
+def plot_suggestion(suggestion: Suggestion | Mapping[str, Any]) -> Figure:
+    """The cost of swapping each layer alone, and the cost of the suggested layers together, in the order of choice.
 
-    Of heads: a map of layers × heads, and beside it what the budgets that were measured do to the answers.
+    For heads: a map of layers × heads, and beside it the change of the answers for each measured budget.
 
     Args:
-        suggestion: what `suggest_layers` or `suggest_heads` returned, or the dict of it.
+        suggestion: the result of `suggest_layers` or `suggest_heads`, or its `to_dict()`.
 
     Raises:
-        InvalidConfigError: for one without measurements.
+        InvalidConfigError: for a suggestion without measurements.
     """
-    if isinstance(suggestion, HeadSuggestion):
-        return plot_heads(suggestion)
-    given: Any = suggestion
-    if isinstance(given, Mapping) and not isinstance(given, Suggestion) and "heads" in given:
-        return plot_heads(HeadSuggestion.from_dict(given))
-    found = given if isinstance(given, Suggestion) else Suggestion.from_dict(given)
-    if not found.costs:
+    if not isinstance(suggestion, Suggestion):
+        suggestion = Suggestion.from_dict(suggestion)
+    return _plot_layers(suggestion) if suggestion.variant is None else _plot_heads(suggestion)
+
+
+def _plot_layers(suggestion: Suggestion) -> Figure:
+    costs, total = suggestion.costs, suggestion.total
+    if not costs:
         raise InvalidConfigError("This suggestion holds no measured costs: take the one that suggest_layers returned.")
-    labels = sorted(found.costs, key=lambda label: found.total.get(label, float("inf")))
-    figure = Figure((7.0, 0.32 * len(labels) + 1.6), layout="constrained")
-    axis = figure.subplots()
-    colours = [COLOURS[0] if label in found.total else QUIET for label in labels]
-    axis.barh(labels, [found.costs[label] for label in labels], color=colours, height=0.6)
-    together = [label for label in labels if label in found.total]
-    axis.plot(
-        [found.total[label] for label in together],
-        together,
-        "D-",
-        color=COLOURS[4],
-        markersize=5,
-        label="with the earlier ones",
-    )
+    labels = sorted(costs, key=lambda label: total.get(label, float("inf")))
+    together = [total[label] for label in labels if label in total]
+    figure, axis = labelled_rows(labels, "squared error of the last hidden states, relative to their variance")
+    colours = [COLOURS[0]] * len(together) + [QUIET] * (len(labels) - len(together))
+    axis.barh(range(len(labels)), [costs[label] for label in labels], color=colours, height=0.6)
+    axis.plot(together, range(len(together)), "D-", color=COLOURS[4], markersize=5, label="with the earlier ones")
     handles: list[Any] = [*axis.lines, Patch(color=COLOURS[0], label="swapped alone: synthesize")]
     if len(together) < len(labels):
         handles.append(Patch(color=QUIET, label="swapped alone: leave stock"))
-    axis.invert_yaxis()
-    axis.set_xlabel("squared error of the last hidden states, relative to their variance")
     axis.set_xlim(left=0)
     axis.legend(handles=handles, fontsize=8)
-    axis.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def _plot_heads(suggestion: Suggestion) -> Figure:
+    """The root of each head's cost, with a dot on synthesized heads, and the curve of the measured budgets."""
+    rows, columns = len(suggestion.costs), max(map(len, suggestion.costs.values()))
+    widths = [HEAD * columns + 2.2, 3.6][: 2 if suggestion.curve else 1]
+    figure = Figure((sum(widths), max(HEAD * rows + 1.4, 2.6)), layout="constrained")
+    heads, *curves = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
+    values = torch.full((rows, columns), torch.nan)  # a head that a layer does not have stays white
+    for row, costs in enumerate(suggestion.costs.values()):
+        values[row, : len(costs)] = torch.tensor(costs).clamp(min=0).sqrt()
+    image = draw_map(heads, values, top=float(values.nan_to_num().max()))
+    dots = [(head, row) for row, chosen in enumerate(suggestion.heads.values()) for head in chosen]
+    if dots:
+        heads.plot(*zip(*dots, strict=True), ".", color=COLOURS[4], markersize=6, label="synthesized")
+        heads.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    heads.set_yticks(range(rows), [str(layer) for layer in suggestion.costs], fontsize=7)
+    heads.set_xlabel("head")
+    heads.set_ylabel("layer")
+    figure.colorbar(image, ax=heads, label="√ cost of swapping this head alone", shrink=0.9)
+    for axis in curves:
+        counts, changes = zip(*sorted(suggestion.curve.items()), strict=True)
+        axis.plot([count / suggestion.num_heads for count in counts], changes, "o-", color=COLOURS[0], markersize=4)
+        axis.set_yscale("log")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axis.set_xlabel("heads synthesized together")
+        axis.set_ylabel("squared change of\nthe answers, relative")
+        axis.grid(alpha=0.3)
     return figure
 
 
 def plot_transfer(report: TransferReport | Mapping[str, Any]) -> Figure:
-    """How far each layer's weights are from the teacher's before and after a transfer.
+    """The divergence of each layer's weights from the teacher's, before and after a transfer.
 
     Args:
-        report: what `transfer_attention` returned, or the dict of it.
+        report: the result of `transfer_attention`, or its `to_dict()`.
 
     Raises:
-        InvalidConfigError: for what is no such report.
+        InvalidConfigError: for anything else.
     """
-    found = report if isinstance(report, TransferReport) else _report(report)
-    labels = [f"{layer.label}  {layer.variant}" for layer in found.layers]
-    places = range(len(labels))
-    figure = Figure((7.0, 0.34 * len(labels) + 1.6), layout="constrained")
-    axis = figure.subplots()
-    before, after = [layer.before for layer in found.layers], [layer.after for layer in found.layers]
+    report = report if isinstance(report, TransferReport) else _transfer_report(report)
+    places = range(len(report.layers))
+    before, after = [layer.before for layer in report.layers], [layer.after for layer in report.layers]
+    figure, axis = labelled_rows(
+        [f"{layer.label}  {layer.variant}" for layer in report.layers],
+        "divergence of the attention weights from the teacher's, nats",
+    )
     axis.hlines(places, after, before, color=QUIET, linewidth=2, zorder=1)
     axis.scatter(before, places, color=COLOURS[1], marker="o", label="before", zorder=2)
     axis.scatter(after, places, color=COLOURS[0], marker="D", label="after", zorder=2)
-    axis.set_yticks(places, labels, fontsize=8)
-    axis.invert_yaxis()
+    errors = f"{report.error_before:.3f} → {report.error_after:.3f}"
+    axis.set_title(f"{report.steps} steps; hidden states off by {errors} of their variance", fontsize=9)
     axis.set_xlim(left=0)
-    axis.set_xlabel("divergence of the attention weights from the teacher's, nats")
-    axis.set_title(
-        f"{found.steps} steps; hidden states off by {found.error_before:.3f} → {found.error_after:.3f} of their variance",
-        fontsize=9,
-    )
     axis.legend(fontsize=8)
-    axis.grid(axis="x", alpha=0.3)
     return figure
 
 
-def _report(data: Mapping[str, Any]) -> TransferReport:
-    fields = TransferReport.__dataclass_fields__
+def _transfer_report(data: Mapping[str, Any]) -> TransferReport:
     try:
-        found = TransferReport.from_dict({name: value for name, value in data.items() if name in fields})
-        str(found)  # every number of it is one
-        return found
+        fields = TransferReport.__dataclass_fields__
+        report = TransferReport.from_dict({name: value for name, value in data.items() if name in fields})
+        str(report)  # fails if a number is none
+        return report
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         has = ", ".join(map(str, data)) if isinstance(data, Mapping) else f"a {type(data).__name__}"
         raise InvalidConfigError(f"This is no report of transfer_attention: it has {has or 'nothing'}.") from error
@@ -110,22 +129,22 @@ def plot_training(log: Any) -> Figure:
     """Losses and scores over the steps of a Trainer.
 
     Args:
-        log: a Trainer, its state, its `log_history`, or a `trainer_state.json` by its path or the folder that holds it.
+        log: a Trainer, its state, its `log_history`, or the path of a `trainer_state.json` or of its folder.
 
     Raises:
-        InvalidConfigError: for a log that holds no loss and no score.
+        InvalidConfigError: for a log without a loss and without a score.
     """
     series = _series(_history(log))
-    losses = {name: points for name, points in series.items() if name in LOSSES}
-    scores = {name: points for name, points in series.items() if name not in LOSSES}
     if not series:
         raise InvalidConfigError(
             "This log holds neither a loss nor a score: let Trainer log (logging_steps) and evaluate."
         )
-    panels = [(title, found) for title, found in (("loss", losses), ("score", scores)) if found]
+    losses = {name: points for name, points in series.items() if name in LOSSES}
+    scores = {name: points for name, points in series.items() if name not in LOSSES}
+    panels = {title: lines for title, lines in (("loss", losses), ("score", scores)) if lines}
     figure = Figure((5.0 * len(panels), 3.4), layout="constrained")
-    for axis, (title, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for number, (name, points) in enumerate(found.items()):
+    for axis, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for number, (name, points) in enumerate(lines.items()):
             colour = STOCK if name == "loss" else COLOURS[number % len(COLOURS)]
             axis.plot(*zip(*points, strict=True), color=colour, marker=".osD^v"[number % 6], markersize=4, label=name)
         axis.set_xlabel("step")
@@ -141,8 +160,7 @@ def _history(log: Any) -> Sequence[Mapping[str, Any]]:
     state = getattr(log, "state", log)
     if isinstance(state, (str, Path)):
         path = Path(state)
-        data = json.loads((path / "trainer_state.json" if path.is_dir() else path).read_text(encoding="utf-8"))
-        return _history(data)
+        state = json.loads((path / "trainer_state.json" if path.is_dir() else path).read_text(encoding="utf-8"))
     if isinstance(state, Mapping):
         state = state.get("log_history")
     history = getattr(state, "log_history", state)
@@ -152,14 +170,11 @@ def _history(log: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _series(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """The points (step, value) of each loss and score."""
     series: dict[str, list[tuple[float, float]]] = {}
     for number, entry in enumerate(history):
         for name, value in entry.items():
-            told = isinstance(value, (int, float)) and name not in ASIDE
-            if told and (name in LOSSES or (name.startswith("eval_") and not _is_speed(name))):
+            is_score = name.startswith("eval_") and not name.endswith(SPEEDS)
+            if isinstance(value, (int, float)) and (name in LOSSES or is_score):
                 series.setdefault(name, []).append((entry.get("step", number), value))
     return {name: points for name, points in series.items() if name != "train_loss" or "loss" not in series}
-
-
-def _is_speed(name: str) -> bool:
-    return name.endswith(("_runtime", "_per_second", "_time", "_samples"))

@@ -1,4 +1,4 @@
-"""`plot_lengths`: something measured against the length of the sequence, a line for each kind of attention."""
+"""`plot_lengths`: a measurement against the length of the sequence, with a line for each kind of attention."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from .figures import COLOURS, LEGEND_LINE, QUIET, STOCK
 
 Points = Sequence[tuple[int, float]]
 MARKERS = "osD^vPX"
-BESIDE = {"floor": "-", "fnet": ":", "nystromformer": "--", "linformer": "-."}
-"""What is drawn grey, and how: it is no synthesizer."""
-FEW_LINES = 8
+PEERS = {"floor": "-", "fnet": ":", "nystromformer": "--", "linformer": "-."}
+"""Lines that are no synthesizers, with their dashes. They are grey."""
+STOCK_DASHES = {"stock eager": ":", "stock sdpa, same library": "-."}
+FUSED = " (fused)"
+MAX_LINES = 8
+"""The largest number of lines in one panel without groups."""
 GROUPS = {
     "with a comparison of tokens": {"dot_product", "stock"},
     "made from each token": {"dense", "factorized_dense"},
     "tables": {"random", "fixed_random", "factorized_random"},
-    "peers": set(BESIDE),
+    "peers": set(PEERS),
 }
 EVERYWHERE = ("stock sdpa", "stock sdpa, same library", "floor")
+"""Lines that each group repeats."""
 OTHERS = "keys chosen first"
 SPEED, MEMORY = ("speedup", "times as fast as stock SDPA"), ("peak_mb", "peak memory of a run, MB")
-"""Columns of the results of the benchmarks, and what they are."""
+"""Columns of the benchmarks' results, and their labels."""
 
 
 def curves(rows: Sequence[Mapping[str, str]], column: str) -> Iterator[tuple[str, dict[str, Points]]]:
-    """From rows of a benchmark: for each set of conditions but the length, a name and the points of each variant.
+    """From rows of a benchmark: the name of each set of conditions, and the points (length, number) of each variant.
 
-    The batch size may differ from length to length: where there are several, the largest counts.
+    If a length was measured with several batch sizes, the largest counts.
     """
     groups: dict[str, dict[str, dict[int, tuple[int, float]]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
@@ -47,41 +51,38 @@ def curves(rows: Sequence[Mapping[str, str]], column: str) -> Iterator[tuple[str
         if length not in points or points[length][0] < batch_size:
             points[length] = batch_size, float(row[column])
     for name, variants in groups.items():
-        found: dict[str, Points] = {
+        lines: dict[str, Points] = {
             variant: sorted((length, number) for length, (_, number) in points.items())
             for variant, points in variants.items()
         }
-        if any(len(points) > 1 for points in found.values()):
-            yield name, found
+        if any(len(points) > 1 for points in lines.values()):
+            yield name, lines
 
 
-def in_words(name: str) -> str:
-    """The conditions that `curves` names, in words: `train-none-float32` is "training, no padding, float32"."""
+def describe_conditions(name: str) -> str:
+    """The conditions in a name of `curves`: `train-none-float32` is "training, no padding, float32"."""
     mode, padding, dtype, *dropout = name.split("-")
-    words = [
-        "training" if mode == "train" else mode,
-        "no padding" if padding == "none" else f"{padding} lengths",
-        dtype,
-    ]
-    return ", ".join([*words, " ".join(dropout)] if dropout else words)
+    mode = "training" if mode == "train" else mode
+    padding = "no padding" if padding == "none" else f"{padding} lengths"
+    return ", ".join([mode, padding, dtype, *([" ".join(dropout)] if dropout else [])])
 
 
 def plot_lengths(variants: Mapping[str, Points], label: str, title: str = "") -> Figure:
-    """On two logarithmic axes; stock is black, floor and peers are grey, what is fused is dashed.
+    """Draw lines on two logarithmic axes. Stock is black, floor and peers are grey, fused variants are dashed.
 
-    One plot where lines are few. Where they are many, a plot for each group of `GROUPS` that has some, with what is in `EVERYWHERE`.
+    More than eight lines are divided into panels, one for each kind of attention. Each panel repeats stock and floor.
 
     Args:
         variants: the points (length, number) of each line.
-        label: what the numbers are.
-        title: of the figure.
+        label: the name of the numbers.
+        title: the title of the figure.
 
     Raises:
         InvalidConfigError: for nothing to draw.
     """
     if not any(variants.values()):
         raise InvalidConfigError("There is nothing to draw: no variant has a point.")
-    panels = {"": list(variants)} if len(variants) <= FEW_LINES else _panels(variants)
+    panels = {"": list(variants)} if len(variants) <= MAX_LINES else _panels(variants)
     rows = math.ceil(len(panels) / 2)
     columns = math.ceil(len(panels) / rows)
     figure = Figure((8, 5) if len(panels) == 1 else (7.2 * columns, 4 * rows), layout="constrained")
@@ -96,40 +97,40 @@ def plot_lengths(variants: Mapping[str, Points], label: str, title: str = "") ->
 
 
 def _panels(variants: Mapping[str, Points]) -> dict[str, list[str]]:
-    """The lines of each group, in their order; what stands in every panel first."""
+    """The lines of each group, in their order, after the lines that each group repeats."""
     everywhere = [name for name in variants if name in EVERYWHERE]
-    found: dict[str, list[str]] = defaultdict(list)
+    panels: dict[str, list[str]] = defaultdict(list)
     for name in variants:
         if name not in everywhere:
             parts = set(name.partition(" ")[0].split("+"))
-            group = next((group for group, members in GROUPS.items() if parts & members), OTHERS)
-            found[group].append(name)
-    return {group: [*everywhere, *found[group]] for group in (*GROUPS, OTHERS) if group in found}
+            panels[next((group for group, members in GROUPS.items() if parts & members), OTHERS)].append(name)
+    return {group: [*everywhere, *panels[group]] for group in (*GROUPS, OTHERS) if group in panels}
 
 
 def _draw(axis: Axes, variants: Mapping[str, Points]) -> None:
-    ours = [name.removesuffix(" (fused)") for name in variants if not name.startswith("stock") and name not in BESIDE]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(ours))}
+    synthesizers = [
+        name.removesuffix(FUSED) for name in variants if not name.startswith("stock") and name not in PEERS
+    ]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(synthesizers))}
     for variant, points in variants.items():
         style: dict[str, Any]
         if variant.startswith("stock"):
-            dashes = {"stock eager": ":", "stock sdpa, same library": "-."}
-            style = {"color": STOCK, "linestyle": dashes.get(variant, "-"), "marker": "."}
-        elif variant in BESIDE:
-            style = {"color": QUIET, "linestyle": BESIDE[variant], "marker": "."}
-        else:  # a colour and a marker of its own: seven colours have to do for more lines
-            number = numbers[variant.removesuffix(" (fused)")]
+            style = {"color": STOCK, "linestyle": STOCK_DASHES.get(variant, "-"), "marker": "."}
+        elif variant in PEERS:
+            style = {"color": QUIET, "linestyle": PEERS[variant], "marker": "."}
+        else:  # there may be more lines than colours, so the markers turn too
+            number = numbers[variant.removesuffix(FUSED)]
             marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": marker}
-            style["linestyle"] = "--" if variant.endswith(" (fused)") else "-"
+            dashes = "--" if variant.endswith(FUSED) else "-"
+            style = {"color": COLOURS[number % len(COLOURS)], "marker": marker, "linestyle": dashes}
         axis.plot(*zip(*points, strict=True), markersize=4, linewidth=1.3, label=variant, **style)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     lengths = sorted({length for points in variants.values() for length, _ in points})
     axis.set_xticks(lengths, [str(length) for length in lengths])
     axis.yaxis.set_major_formatter("{x:g}")
-    numbers_shown = [number for points in variants.values() for _, number in points]
-    if max(numbers_shown) < 40 * min(numbers_shown):  # hardly a power of ten is among them
+    values = [number for points in variants.values() for _, number in points]
+    if max(values) < 40 * min(values):  # the range contains one or two powers of ten
         axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         axis.yaxis.set_minor_formatter("{x:g}")
     axis.set_xlabel("length")

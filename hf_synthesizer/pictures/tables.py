@@ -1,4 +1,4 @@
-"""What synthesized layers have learnt, apart from any input: tables by head, with positions as axes where they have them."""
+"""The learnt tables of synthesized layers, by head. Some have positions as axes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ QUERY, KEY = "query position i", "key position j"
 
 @dataclass(frozen=True)
 class Table:
-    """One learnt table: `values` (heads, rows, columns), what it is in the formula, and what its axes are.
+    """One learnt table: `values` (heads, rows, columns), its symbol in the formula, and the names of its axes.
 
-    `heads` is 1 where all heads share it.
+    `heads` is 1 if all heads share the table.
     """
 
     layer: str
@@ -36,34 +36,32 @@ class Table:
 
     @property
     def is_static(self) -> bool:
-        """Whether these are logits of queries and keys, the same whatever the input."""
+        """Whether these are logits of queries and keys that do not depend on the input."""
         return (self.rows, self.columns) == (QUERY, KEY)
 
 
+@torch.no_grad()
 def tables_of(model: nn.Module) -> list[Table]:
-    """The tables of all synthesized layers of a model, layer by layer, on the processor.
+    """The tables of all synthesized layers of a model, layer by layer, on the CPU.
 
     Raises:
-        UnsupportedModelError: for what is no Transformers model.
+        UnsupportedModelError: if it is no Transformers model.
     """
-    attention_layers, _ = find_attention_layers(model_in(model))
-    return [
-        table
-        for attention_layer in attention_layers
-        if isinstance(attention_layer.module, SynthesizerMixin)
-        for table in _tables(attention_layer.label, attention_layer.module.synthesizer)
-    ]
+    tables = []
+    for attention_layer in find_attention_layers(model_in(model))[0]:
+        if isinstance(attention_layer.module, SynthesizerMixin):
+            synthesizer: Synthesizer = attention_layer.module.synthesizer
+            parts = [synthesizer]
+            if isinstance(synthesizer, MixtureSynthesizer):
+                parts = [part for _, part in synthesizer.components()]
+            for part in parts:
+                for symbol, rows, columns, values in _tables_of_part(part):
+                    values = values.detach().float().cpu()
+                    tables.append(Table(attention_layer.label, part.variant, symbol, rows, columns, values))
+    return tables
 
 
-@torch.no_grad()
-def _tables(layer: str, synthesizer: Synthesizer) -> Iterator[Table]:
-    parts = synthesizer.components() if isinstance(synthesizer, MixtureSynthesizer) else [(None, synthesizer)]
-    for _, part in parts:
-        for symbol, rows, columns, values in _of(part):
-            yield Table(layer, part.variant, symbol, rows, columns, values.detach().float().cpu())
-
-
-def _of(part: Synthesizer) -> Iterator[tuple[str, str, str, torch.Tensor]]:
+def _tables_of_part(part: Synthesizer) -> Iterator[tuple[str, str, str, torch.Tensor]]:
     static = part.static_table()
     if static is not None:
         symbol = "R1 · R2ᵀ" if part.variant == "factorized_random" else "R"
@@ -78,22 +76,20 @@ def _of(part: Synthesizer) -> Iterator[tuple[str, str, str, torch.Tensor]]:
         yield "u", "head", "dimension of x_j", part.worth.weight.unsqueeze(0)  # (1, H, d)
 
 
-def in_words(table: Table, head: int, length: int) -> str:
-    """What a static table makes a head do in a sequence of that length: where it looks, as offsets or as places."""
+def describe_table(table: Table, head: int, length: int) -> str:
+    """A sentence that says where a head with this static table looks in a sequence of this length: an offset or a position."""
     weights = table.values[min(head, len(table.values) - 1), :length, :length].softmax(-1)  # (L, L)
     size = weights.shape[-1]
     offsets = {k: float(weights.diagonal(k).mean()) for k in range(1 - size, size) if size - abs(k) > size // 2}
     offset = max(offsets, key=offsets.__getitem__)
-    columns = weights.mean(0)
-    place = int(columns.argmax())
-    even = 1 / size
-    if max(offsets[offset], float(columns[place])) < 2 * even:
+    position = int(weights.mean(0).argmax())
+    share, position_share, even = offsets[offset], float(weights.mean(0)[position]), 1 / size
+    if max(share, position_share) < 2 * even:
         return f"Looks at everything about alike: no place and no distance gets more than twice the even share of {even:.1%}."
-    if offsets[offset] >= float(columns[place]):
-        where = {0: "at itself", 1: "at the next token", -1: "at the token before"}.get(
-            offset, f"{abs(offset)} tokens {'on' if offset > 0 else 'back'}"
+    if share < position_share:
+        return (
+            f"Looks mostly at position {position}, wherever it stands: {position_share:.0%} of its weight on average."
         )
-        return f"Looks mostly {where}: {offsets[offset]:.0%} of its weight on average."
-    return (
-        f"Looks mostly at position {place}, wherever it stands: {float(columns[place]):.0%} of its weight on average."
-    )
+    far = f"{abs(offset)} tokens {'on' if offset > 0 else 'back'}"
+    where = {0: "at itself", 1: "at the next token", -1: "at the token before"}.get(offset, far)
+    return f"Looks mostly {where}: {share:.0%} of its weight on average."

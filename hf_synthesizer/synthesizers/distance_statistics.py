@@ -57,7 +57,9 @@ class DistanceWeights(Statistic):
 
     def add(self, call: TeacherCall) -> None:
         """Add one call."""
-        sums = DistanceSums.of(call.weights, call.pairs, self.layer.options["max_distance"], self.layer.options["sinks"])
+        sums = DistanceSums.of(
+            call.weights, call.pairs, self.layer.options["max_distance"], self.layer.options["sinks"]
+        )
         self.total = sums if self.total is None else self.total.plus(sums)
 
     def logits(self) -> torch.Tensor:

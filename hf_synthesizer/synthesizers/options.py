@@ -73,8 +73,13 @@ class Option:
 
 
 WINDOW = Option(None, "a query sees the keys less than so many places away; None for all keys", kind=int)
-SINKS = Option(4, "the number of first tokens that every query sees through a window, and that have logits of their own in "
-    "variants by distance", least=0, most=1_024)
+SINKS = Option(
+    4,
+    "the number of first tokens that every query sees through a window, and that have logits of their own in "
+    "variants by distance",
+    least=0,
+    most=1_024,
+)
 SHARE_HEADS = Option(False, "whether all heads share one table or one set of columns")
 
 

@@ -44,13 +44,16 @@ class DistanceSynthesizer(Synthesizer):
         The step adds log(wanted / found) to the logits. The likelihood of the wanted weights never falls.
         """
         nearest, columns = wanted.nearest(), self.columns_of_distances
-        steps = [_ratio(wanted.sums, found.sums)[:, nearest][:, :columns]]
+        self._add(self.distance_logits(), _ratio(wanted.sums, found.sums)[:, nearest][:, :columns], alpha)
         if self.sinks is not None:
-            steps.append(_ratio(wanted.sinks, found.sinks))
-        for parameter, step in zip((self.distance_logits(), self.sinks), steps, strict=False):
-            if alpha is not None:
-                step = step / alpha.double().cpu()[:, None]
-            parameter += step.mean(0, keepdim=True) if len(parameter) < len(step) else step
+            self._add(self.sinks, _ratio(wanted.sinks, found.sinks), alpha)
+
+    @staticmethod
+    def _add(parameter: torch.Tensor, step: torch.Tensor, alpha: torch.Tensor | None) -> None:
+        """Add a step for each head; heads that share the parameter take its mean."""
+        if alpha is not None:
+            step = step / alpha.double().cpu()[:, None]
+        parameter += step.mean(0, keepdim=True) if len(parameter) < len(step) else step
 
     def at_distances(self, rows: torch.Tensor, positions: Positions) -> Relative:
         """The logits of rows (B or 1, H, Lq or 1, columns)."""

@@ -33,7 +33,9 @@ class RelativeDenseSynthesizer(DistanceSynthesizer):
         super().__init__(*args, **kwargs)
         columns = self.columns_of_distances
         self.hidden = nn.Linear(self.hidden_size, self.num_heads * self.head_dim)
-        self.columns = nn.Parameter(torch.empty(self.table_heads, columns, self.head_dim))  # W2ᵀ (H or 1, columns, d_h)
+        self.columns = nn.Parameter(
+            torch.empty(self.table_heads, columns, self.head_dim)
+        )  # W2ᵀ (H or 1, columns, d_h)
         self.bias = nn.Parameter(torch.zeros(self.table_heads, columns))
         nn.init.normal_(self.columns, std=0.02)
         self.make_sinks()

@@ -3,10 +3,9 @@
 from .report import LayerTransfer, TransferReport
 from .run import transfer_attention
 from .suggest import suggest_heads, suggest_layers
-from .suggestion import HeadSuggestion, Suggestion
+from .suggestion import Suggestion
 
 __all__ = [
-    "HeadSuggestion",
     "LayerTransfer",
     "Suggestion",
     "TransferReport",

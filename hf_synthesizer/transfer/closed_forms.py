@@ -17,9 +17,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import InvalidConfigError
-from ..layers.layer_classes import is_understood
-from ..layers.projections import projection_of
-from ..layers.stock_code import code_of
+from ..layers.finding.layer_classes import is_understood
+from ..layers.finding.projections import projection_of
+from ..layers.finding.stock_code import code_of
 from ..synthesizers import Synthesizer, list_variants
 from ..synthesizers.distance_statistics import DistanceSums
 from ..synthesizers.registry import get_variant
@@ -135,7 +135,9 @@ def write_closed_forms(teacher: PreTrainedModel, pairs: list[LayerPair], batches
     learners = [learner for pair in pairs for learner in learners_of(pair)]
     for learner in learners:
         learner.synthesizer.start_as_stock()
-    statistics: dict[tuple[str, int, type[Statistic], str], Statistic] = {}  # groups of heads share those of their layer
+    statistics: dict[
+        tuple[str, int, type[Statistic], str], Statistic
+    ] = {}  # groups of heads share those of their layer
     forms = []
     for learner in learners:
         form = _ClosedForm(learner, {})
@@ -174,14 +176,17 @@ def match_distances(forms: list[_ClosedForm]) -> None:
     `forms` are those of one layer. The student's other logits, such as salience, take part.
     """
     for _ in range(MATCH_STEPS if forms else 0):
-        student, totals = forms[0].learner.pair.student, {}
+        student = forms[0].learner.pair.student
+        totals: dict[_ClosedForm, DistanceSums] = {}
         for call in forms[0].match_calls:
             weights = synthesized_weights(student, call)
             for form in forms:
                 sums = form.distance_sums(weights, call.pairs)
                 totals[form] = sums if form not in totals else totals[form].plus(sums)
         for form, found in totals.items():
-            form.by_distance[0].match(form.wanted[0], found, form.learner.synthesizer.alpha().get(form.by_distance[0].variant))
+            form.by_distance[0].match(
+                form.wanted[0], found, form.learner.synthesizer.alpha().get(form.by_distance[0].variant)
+            )
 
 
 Scale = tuple[float, float]
@@ -274,7 +279,9 @@ def teacher_layer(pair: LayerPair, part: Synthesizer) -> TeacherLayer:
         names = pair.student.projection_names
         query, key = (cast(nn.Linear, projection_of(pair.teacher, names, name)) for name in ("query", "key"))
         projections = (query, key)
-    return TeacherLayer(*pair.student.dimensions, part.max_length, projections, pair.student.logit_scaling, part.config.options)
+    return TeacherLayer(
+        *pair.student.dimensions, part.max_length, projections, pair.student.logit_scaling, part.config.options
+    )
 
 
 def _is_padded_on_the_left(call: Call) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,12 +29,11 @@ class HeadGates:
     def choose(self, heads: Mapping[str, list[int]], num_heads: Mapping[str, int]) -> None:
         """Synthesize these heads of each layer, and no others."""
         self.with_gradients = False
-        self.fixed_gates = {}
-        for label, chosen in heads.items():
-            if chosen:
-                gate = torch.zeros(1, num_heads[label])
-                gate[:, chosen] = 1.0
-                self.fixed_gates[label] = gate
+        self.fixed_gates = {
+            label: torch.tensor([[float(head in chosen) for head in range(num_heads[label])]])
+            for label, chosen in heads.items()
+            if chosen
+        }
 
     def gates_of(self, label: str, like: torch.Tensor) -> torch.Tensor | None:
         """The gates (B or 1, H) of a layer whose heads are (B, L, H, d_v). None if the layer is stock."""
@@ -48,7 +47,7 @@ class HeadGates:
 
 @contextmanager
 def gated(pairs: list[LayerPair]) -> Iterator[HeadGates]:
-    """Inside the context, the gates mix stock and synthesized heads in the teacher's layers. Both models must be in `observing`.
+    """Inside the context, the gates mix stock and synthesized heads in the teacher's layers. Use it inside `observing`.
 
     Raises:
         UnsupportedModelError: for layers whose projections have unknown names.
@@ -100,12 +99,8 @@ def _register_hooks(pair: LayerPair, gates: HeadGates) -> list[Any]:
 
 def _output_projection(layer: nn.Module) -> nn.Module | None:
     """The output projection of an attention layer. None if the module around the layer holds it (BERT)."""
-    projection_names = find_projection_names(layer) or getattr(layer, "projection_names", None)
-    return (
-        None
-        if projection_names is None or projection_names.output is None
-        else cast(nn.Module, layer._modules[projection_names.output])
-    )
+    names = find_projection_names(layer) or getattr(layer, "projection_names", None)
+    return None if names is None or names.output is None else layer.get_submodule(names.output)
 
 
 def _heads_before_output(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

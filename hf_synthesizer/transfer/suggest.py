@@ -28,7 +28,7 @@ from .head_gates import HeadGates, gated
 from .observe import Batch, LayerPair, observing, on_device, pair_layers
 from .resume import EndlessBatches
 from .run import transfer_attention
-from .suggestion import Budget, HeadSuggestion, Suggestion, budgets_of, count_of
+from .suggestion import Budget, Suggestion, budgets_of, count_of
 
 logger = logging.get_logger(__name__)
 
@@ -75,32 +75,23 @@ def suggest_layers(
         AlreadyPatchedError: for a teacher that is patched.
         InvalidConfigError: for a budget out of range.
     """
-    teacher = model_in(teacher)
-    _require_stock(teacher, "suggest_layers")
+    teacher = _require_stock(teacher, "suggest_layers")
     keys = _keys(teacher)
     count = count_of(budget, len(keys), "layers")
     pairs = _trained_pairs(teacher, dataloader, variant, steps, autocast, progress, options)
     measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
     probe = copy.deepcopy(teacher)
-    with (
-        observing(teacher, probe),
-        torch.no_grad(),
-        torch.autocast(teacher.device.type, autocast, autocast is not None),
-    ):
+    costs: dict[str, float] = {}
+    total: dict[str, float] = {}
+    with observing(teacher, probe), torch.no_grad(), _mixed_precision(teacher, autocast):
         targets = [_last_states(teacher, batch) for batch in measured]
-
-        def cost(chosen: list[LayerPair]) -> float:
-            return _cost_of(probe, chosen, measured, targets)
-
-        costs = {pair.label: cost([pair]) for pair in pairs}
-        chosen: list[LayerPair] = []
-        total: dict[str, float] = {}
-        while len(chosen) < count:
-            rest = [pair for pair in pairs if pair not in chosen]
-            trials = {pair.label: cost([*chosen, pair]) for pair in rest}
-            best = min(rest, key=lambda pair: trials[pair.label])
-            chosen.append(best)
-            total[best.label] = trials[best.label]
+        while len(total) < count:
+            chosen = [pair for pair in pairs if pair.label in total]
+            rest = [pair for pair in pairs if pair.label not in total]
+            trials = {pair.label: _cost_of(probe, [*chosen, pair], measured, targets) for pair in rest}
+            costs = costs or trials  # the first trials swap one layer each
+            best = min(trials, key=trials.__getitem__)
+            total[best] = trials[best]
     return Suggestion({keys[label]: variant for label in sorted(total, key=list(keys).index)}, costs, total)
 
 
@@ -117,7 +108,7 @@ def suggest_heads(
     autocast: torch.dtype | None = None,
     progress: bool = True,
     **options: Any,
-) -> HeadSuggestion:
+) -> Suggestion:
     """Measure how synthesizing each head changes the answers, and suggest which heads to synthesize.
 
     A copy of the teacher gets synthesized attention in all heads, in closed form if the variant has one. Then each head of the
@@ -151,34 +142,32 @@ def suggest_heads(
         InvalidConfigError: for a budget out of range.
         UnsupportedModelError: for layers whose heads cannot be told apart.
     """
-    teacher_with_head, teacher = teacher, model_in(teacher)
-    _require_stock(teacher, "suggest_heads")
+    teacher_with_head, teacher = teacher, _require_stock(teacher, "suggest_heads")
     keys, budgets = _keys(teacher), budgets_of(budget)
-    modules = {attention_layer.label: attention_layer.module for attention_layer in find_attention_layers(teacher)[0]}
-    heads = {label: query_heads(module) for label, module in modules.items()}
-    heads_of_a_key = {label: heads[label] // value_heads(module) for label, module in modules.items()}
+    attention_layers, _ = find_attention_layers(teacher)
+    heads = {layer.label: query_heads(layer.module) for layer in attention_layers}
     counts = sorted({count_of(share, sum(heads.values()), "heads") for share in budgets})
     config = variant if isinstance(variant, SynthesizerConfig) else SynthesizerConfig(variant)
     use_head = _has_trained_head(teacher) if trained_head is None else trained_head
     pairs = _trained_pairs(teacher, dataloader, config, steps, autocast, progress, options)
     measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
     students = [pair.student.eval() for pair in pairs]
-    mixed_precision = torch.autocast(teacher.device.type, autocast, autocast is not None)
+    config_with_options = config.replace(**options)
+    shared = {keys[layer.label]: heads[layer.label] // value_heads(layer.module) for layer in attention_layers}
     with (
         _without_parameter_gradients(teacher_with_head, *students),
         observing(teacher_with_head),
         gated(pairs) as gates,
-        mixed_precision,
+        _mixed_precision(teacher, autocast),
     ):
-        costs = head_costs(teacher_with_head, gates, measured, {label: heads[label] for label in keys}, use_head)
-        config_with_options = config.replace(**options)
-        shared = {keys[label]: count for label, count in heads_of_a_key.items() if whole_keys}
-        suggestion = HeadSuggestion(
-            config_with_options, {keys[label]: row for label, row in costs.items()}, budgets[-1], shared=shared
+        costs_by_label = head_costs(teacher_with_head, gates, measured, heads, use_head)
+        costs = {keys[label]: row for label, row in costs_by_label.items()}
+        suggestion = Suggestion.of_heads(
+            config_with_options, costs, budgets[-1], shared=shared if whole_keys else None
         )
-        labels = {key: label for label, key in keys.items()}
         for count in counts:
-            chosen = {labels[key]: row for key, row in suggestion.at(count).heads.items()}
+            chosen_heads = suggestion.at(count).heads
+            chosen = {label: chosen_heads[key] for label, key in keys.items()}
             suggestion.curve[count] = change_of_answers(teacher_with_head, gates, measured, chosen, heads, use_head)
     return suggestion
 
@@ -257,9 +246,16 @@ def _without_parameter_gradients(*modules: nn.Module) -> Iterator[None]:
             parameter.requires_grad = True
 
 
-def _require_stock(teacher: PreTrainedModel, function: str) -> None:
-    if is_patched(teacher):
+def _require_stock(teacher: PreTrainedModel, function: str) -> PreTrainedModel:
+    """The Transformers model in a teacher; `AlreadyPatchedError` if it is patched."""
+    model = model_in(teacher)
+    if is_patched(model):
         raise AlreadyPatchedError(f"{function} needs a stock model; this one is patched already.")
+    return model
+
+
+def _mixed_precision(model: PreTrainedModel, dtype: torch.dtype | None) -> torch.autocast:
+    return torch.autocast(model.device.type, dtype, dtype is not None)
 
 
 def _has_trained_head(teacher: PreTrainedModel) -> bool:
@@ -278,11 +274,8 @@ def _has_trained_head(teacher: PreTrainedModel) -> bool:
 def _keys(teacher: PreTrainedModel) -> dict[str, int | str]:
     """The key of each layer in a hybrid: its index if the model has one stack, else its label."""
     attention_layers, _ = find_attention_layers(teacher)
-    one_stack = len({attention_layer.stack for attention_layer in attention_layers}) == 1
-    return {
-        attention_layer.label: attention_layer.index if one_stack else attention_layer.label
-        for attention_layer in attention_layers
-    }
+    one_stack = len({layer.stack for layer in attention_layers}) == 1
+    return {layer.label: layer.index if one_stack else layer.label for layer in attention_layers}
 
 
 def _trained_pairs(
@@ -316,27 +309,26 @@ def _announce_duration(
     started, batch = time.perf_counter(), next(batches, None)
     if batch is None:
         return
-    with (
-        observing(student, teacher, backend="eager"),
-        torch.autocast(teacher.device.type, autocast, autocast is not None),
-    ):
+    with observing(student, teacher, backend="eager"), _mixed_precision(teacher, autocast):
         for _, loss in weight_losses(teacher, pair_layers(student, teacher), batch):
             if loss.requires_grad:
                 loss.backward()
     student.zero_grad(set_to_none=True)
-    seconds = steps * (time.perf_counter() - started)
     batches.rewind()
+    seconds = steps * (time.perf_counter() - started)
+    duration = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
     logger.warning(
         "The synthesized logits are trained for %d steps before costs are measured. This takes about %s here. Give steps=… "
         "for fewer steps: the costs are then less reliable.",
         steps,
-        f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds",
+        duration,
     )
 
 
 def _cost_of(
     probe: nn.Module, chosen: list[LayerPair], measured: list[Batch], targets: list[list[LastStates]]
 ) -> float:
+    """The error of the last hidden states when these layers are synthesized."""
     stock = {pair.name: probe.get_submodule(pair.name) for pair in chosen}
     for pair in chosen:
         probe.set_submodule(pair.name, pair.student)

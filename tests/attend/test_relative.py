@@ -106,9 +106,7 @@ def test_logits_by_distance_equal_loops(
     if window is not None:
         logits = Windowed(logits, window, window_sinks, Positions(length, length))
     keep = visible_keys(padding, len(value), length)
-    mask = AttentionMask(
-        keep[:, None, None, :] if padding != "none" else None, causal_offset=0 if causal else None
-    )
+    mask = AttentionMask(keep[:, None, None, :] if padding != "none" else None, causal_offset=0 if causal else None)
     output, _ = attend(logits, value, mask)
     with torch.no_grad():
         without_gradient, _ = attend(logits, value, mask)

@@ -1,19 +1,22 @@
-"""The command line, through real processes: each command does its one thing, its JSON can be read, its errors too."""
+"""The command line: each command does its one thing, and its JSON and its errors can be read. Two tests start real processes."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
 
 from hf_synthesizer import list_model_types, list_variants
-from hf_synthesizer.cli.app import app
+from hf_synthesizer.cli.app import app, main
 from tests.helpers.glue_rows import write_model, write_tasks
 from tests.helpers.hub_server import HubServer, hub  # noqa: F401
 
@@ -37,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new process."""
     return subprocess.run(
         [sys.executable, "-m", "hf_synthesizer", *arguments],
         cwd=folder,
@@ -46,29 +50,41 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Compl
     )
 
 
-def run(folder: Path, *arguments: str, **environment: str) -> Any:
-    """The JSON that a command prints; nothing else may be in stdout, nor a progress bar in stderr."""
-    done = start(folder, *arguments, "--json", **environment)
+def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which imports Transformers once for all commands."""
+    with (
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ),
+        contextlib.redirect_stdout(StringIO()) as stdout,
+        contextlib.redirect_stderr(StringIO()) as stderr,
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(list(arguments))
+    return subprocess.CompletedProcess(arguments, ended.value.code or 0, stdout.getvalue(), stderr.getvalue())
+
+
+def run(folder: Path, *arguments: str) -> Any:
+    """The JSON that a command prints. Nothing else may be in stdout."""
+    done = call(folder, *arguments, "--json")
     assert done.returncode == 0, done.stderr
-    assert "%|" not in done.stderr and "Traceback" not in done.stderr
     return json.loads(done.stdout)
 
 
 def refused(folder: Path, *arguments: str, code: int = 1) -> str:
     """The one message of a command that cannot be done."""
-    done = start(folder, *arguments)
+    done = call(folder, *arguments)
     assert done.returncode == code and not done.stdout, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done.stderr
 
 
 def commands(group: Any, path: str = "hf-synthesizer") -> dict[str, Any]:
-    """Every command, by how it is called."""
-    found: dict[str, Any] = {}
+    """Every command by its words, such as "hf-synthesizer plot page"."""
+    every: dict[str, Any] = {}
     for name, command in group.commands.items():
-        called = f"{path} {name}"
-        found |= commands(command, called) if hasattr(command, "commands") else {called: command}
-    return found
+        words = f"{path} {name}"
+        every |= commands(command, words) if hasattr(command, "commands") else {words: command}
+    return every
 
 
 def test_the_help_of_every_command_has_an_example_of_it() -> None:
@@ -91,6 +107,16 @@ def test_help_imports_nothing_heavy(folder: Path) -> None:
     assert "hf-synthesizer patch bert-base-uncased --plan plan.json" in start(folder, "patch", "--help").stdout
     script = start(folder, _HF_SYNTHESIZER_COMPLETE="source_bash").stdout
     assert "hf-synthesizer" in script and "complete" in script
+
+
+def test_a_process_prints_its_report_alone_and_its_mistake_as_one_line(folder: Path) -> None:
+    """All other output, such as that of libraries, goes to stderr, and no progress bar is in a log file."""
+    done = start(folder, "patch", "stock", "--variant=random", "--max-length=16", "--output=first", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["output"] == "first", done.stderr
+    assert "%|" not in done.stderr and "Traceback" not in done.stderr
+    wrong = start(folder, "patch", "stock", "--output=x")
+    assert wrong.returncode == 2 and not wrong.stdout and "--variant, or with --plan" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
 
 
 def test_lists_of_variants_and_model_types(folder: Path) -> None:
@@ -191,7 +217,9 @@ def test_bench_and_doctor(folder: Path) -> None:
 def test_push(folder: Path, tmp_path: Path, hub: HubServer) -> None:  # noqa: F811
     environment = {**hub.environment(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
     run(folder, "patch", "stock", "--variant=random", "--max-length=16", "--output=pushed")
-    pushed = run(folder, "push", "pushed", "me/pushed", **environment)
+    done = start(folder, "push", "pushed", "me/pushed", "--json", **environment)
+    assert done.returncode == 0, done.stderr
+    pushed = json.loads(done.stdout)
     assert pushed["repository"] == "me/pushed" and pushed["tokenizer"]
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(hub.repos["me/pushed"].files())
     message = refused(folder, "push", "pushed", "me/other")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import os
 import pkgutil
 import re
 import shlex
@@ -13,6 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import compare_variants
 import pytest
 import typer
 
@@ -130,9 +130,8 @@ def test_commands_of_documents_exist() -> None:
                 assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), f"{words} in {name}"
 
 
-def test_compare_variants_prints_every_variant() -> None:
-    command = [sys.executable, str(ROOT / "examples" / "compare_variants.py")]
-    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert result.returncode == 0, result.stderr
-    assert all(f"\n{variant} " in result.stdout for variant in list_variants())
-    assert "(1, 32, 1024)" in result.stdout and "(1, 16, 32, 32)" in result.stdout
+def test_compare_variants_prints_every_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    compare_variants.main([])
+    printed = capsys.readouterr().out
+    assert all(f"\n{variant} " in printed for variant in list_variants())
+    assert "(1, 32, 1024)" in printed and "(1, 16, 32, 32)" in printed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -58,9 +59,19 @@ T5_HEADS = (
 HEADS = (*BERT_HEADS, *T5_HEADS)
 
 
-def matrix(*heads: str, layers: Iterable[str] = LAYER_CLASSES) -> pytest.MarkDecorator:
-    """Every variant on these models of BERT and T5, and on one model of each other layer class."""
-    return pytest.mark.parametrize(("variant", "head"), [(v, head) for v in VARIANTS for head in (*heads, *layers)])
+def matrix(*heads: str, layers: Iterable[str] = LAYER_CLASSES, **more: Sequence[Any]) -> pytest.MarkDecorator:
+    """Every variant on these models of BERT and T5, and on one model of each other layer class.
+
+    `more` names further parameters. Each pair of a variant and a model is tested once, with the combinations of their values in
+    turn. So every combination meets every variant and every model.
+    """
+    models, combinations = (*heads, *layers), list(itertools.product(*more.values()))
+    cases = [
+        (variant, head, *combinations[(row + column) % len(combinations)])
+        for row, variant in enumerate(VARIANTS)
+        for column, head in enumerate(models)
+    ]
+    return pytest.mark.parametrize(("variant", "head", *more), cases)
 
 
 def bert_config(**changes: Any) -> BertConfig:

@@ -43,8 +43,7 @@ def what_is_read(head: str, rows: int, length: int) -> torch.Tensor:
 
 
 @pytest.mark.feature("generate with a cache")
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@matrix(*HEADS, layers=GENERATING)
+@matrix(*HEADS, layers=GENERATING, strategy=[*STRATEGIES])
 def test_cached_equals_uncached(variant: str, head: str, strategy: str) -> None:
     model, ids = patched(head, variant), what_is_read(head, 2, 5)
     settings = STRATEGIES[strategy]
@@ -53,8 +52,7 @@ def test_cached_equals_uncached(variant: str, head: str, strategy: str) -> None:
     assert torch.equal(generate(model, ids, cache_implementation="static", **settings), uncached)
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@matrix(*HEADS, layers=CACHING)
+@matrix(*HEADS, layers=CACHING, backend=["eager", "sdpa"])
 def test_logits_of_each_step_equal_those_of_the_whole_sequence(variant: str, head: str, backend: str) -> None:
     model = patched(head, variant)
     model.set_attn_implementation(backend)
@@ -72,8 +70,7 @@ def test_logits_of_each_step_equal_those_of_the_whole_sequence(variant: str, hea
 
 
 @pytest.mark.feature("generate from left-padded rows")
-@pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
-@matrix(*HEADS, layers=PADDED)
+@matrix(*HEADS, layers=PADDED, use_cache=[True, False])
 def test_left_padded_batches_equal_one_by_one(variant: str, head: str, use_cache: bool) -> None:
     model, ids, keep = patched(head, variant), torch.randint(2, 64, (3, 6)), mask(3, 6, "left")
     together = generate(model, ids, attention_mask=keep, do_sample=False, use_cache=use_cache)

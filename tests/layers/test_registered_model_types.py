@@ -65,8 +65,7 @@ def test_drop_in_classes_are_built_like_the_stock_ones() -> None:
 
 
 @pytest.mark.feature("eager and sdpa backends")
-@matrix(*HEADS, layers=WITH_SDPA)
-@pytest.mark.parametrize("padding", ["none", "right", "left", "full"])
+@matrix(*HEADS, layers=WITH_SDPA, padding=["none", "right", "left", "full"])
 def test_backends_agree(variant: str, head: str, padding: str) -> None:
     model, inputs = patched(head, variant), batch(head, padding=padding)
     with torch.no_grad():
@@ -138,8 +137,7 @@ def test_inputs_embeds(variant: str, head: str) -> None:
 
 
 @pytest.mark.feature("gradient checkpointing")
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-@matrix(*HEADS, layers=CHECKPOINTING)
+@matrix(*HEADS, layers=CHECKPOINTING, reentrant=[True, False])
 def test_gradient_checkpointing(variant: str, head: str, reentrant: bool) -> None:
     model, inputs = patched(head, variant), batch(head)
     model.train()
@@ -164,8 +162,7 @@ def test_gradient_checkpointing(variant: str, head: str, reentrant: bool) -> Non
         torch.testing.assert_close(grads[0][name], grads[1][name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@matrix(*HEADS)
+@matrix(*HEADS, backend=["eager", "sdpa"])
 def test_attention_dropout_acts_in_training_alone(variant: str, head: str, backend: str) -> None:
     rates = {"attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0}
     if head in LAYER_CLASSES:
@@ -199,8 +196,7 @@ def test_dropout_keeps_the_mean() -> None:
 
 
 @pytest.mark.feature("bfloat16")
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@matrix(*HEADS)
+@matrix(*HEADS, backend=["eager", "sdpa"])
 def test_bfloat16(variant: str, head: str, backend: str) -> None:
     small = {name: 0.1 for name in ("initializer_range", "init_std") if hasattr(build(head).config, name)}
     model, inputs = build(head, **small), batch(head)

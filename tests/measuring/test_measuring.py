@@ -43,7 +43,7 @@ def test_layers_that_choose_their_keys_are_named_as_counted_whole() -> None:
     )
     names = [f"encoder.layer.{layer}.attention.self" for layer in (0, 2)]
     assert report.to_dict()["counted_whole"] == names
-    assert str(report).endswith(f"for they choose their keys: {', '.join(names)}.")
+    assert str(report).endswith(f"than is counted here: {', '.join(names)}.")
     assert "choose" not in str(cost_report(patch_model(build("BertModel"), "dense"), [8]))
 
 

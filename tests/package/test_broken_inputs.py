@@ -17,9 +17,9 @@ import torch
 
 from hf_synthesizer import (
     CheckpointMismatchError,
-    HeadSuggestion,
     InvalidConfigError,
     NoMatchingLayerError,
+    Suggestion,
     SynthesizerConfig,
     SynthesizerError,
     patch_model,
@@ -29,7 +29,6 @@ from hf_synthesizer.checkpoints.model_card import write_model_card
 from hf_synthesizer.checkpoints.tokenizer_length import shorten_saved
 from hf_synthesizer.patching.layer_text import parse_layers
 from hf_synthesizer.plots import plot_suggestion, plot_transfer
-from hf_synthesizer.transfer import Suggestion
 from tests.helpers.models import build
 from tests.helpers.teaching import HEADS, loader, student_of
 
@@ -179,19 +178,19 @@ def mutated(data: Any, chance: random.Random) -> Any:
     return whole[""]
 
 
-def use(suggestion: Suggestion | HeadSuggestion) -> None:
+def use(suggestion: Suggestion) -> None:
     """All that a user does with a suggestion, but to draw it."""
     str(suggestion), suggestion.to_dict(), json.dumps(suggestion.to_dict())
-    if isinstance(suggestion, HeadSuggestion):
+    if suggestion.variant is not None:
         assert suggestion.picture() and suggestion.order and suggestion.at(0.5)
     patch_model(build("BertModel"), suggestion, max_length=8)
 
 
-@pytest.mark.parametrize("kind", [HeadSuggestion, Suggestion])
-def test_a_suggestion_from_a_broken_json_is_refused_or_can_be_used(kind: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", ["heads", "layers"])
+def test_a_suggestion_from_a_broken_json_is_refused_or_can_be_used(unit: str) -> None:
     variant = SynthesizerConfig("random", max_length=8)
-    whole: Any = HeadSuggestion(variant, LAYERS, 4, {4: 0.01}, {0: 3})
-    if kind is Suggestion:
+    whole = Suggestion.of_heads(variant, LAYERS, 4, {4: 0.01}, {0: 3})
+    if unit == "layers":
         whole = Suggestion({0: variant, 1: "dense"}, {"encoder.0": 0.1, "encoder.1": 0.3}, {"encoder.0": 0.1})
     text = json.dumps(whole.to_dict())
     refused, broken = 0, None
@@ -204,10 +203,10 @@ def test_a_suggestion_from_a_broken_json_is_refused_or_can_be_used(kind: Any, tm
             with suppress(ValueError):
                 broken = json.loads(text[:place] + chance.choice('{}[],:"0aé') + text[place + chance.randrange(2) :])
         try:
-            found = kind.from_dict(broken)
-            use(found)
+            suggestion = Suggestion.from_dict(broken)
+            use(suggestion)
             if number % 20 == 0:
-                plot_suggestion(found)
+                plot_suggestion(suggestion)
         except SynthesizerError as error:
             assert str(error)
             refused += 1
@@ -218,7 +217,7 @@ def test_a_file_that_is_no_suggestion(tmp_path: Path) -> None:
     for text in ("", "{", '{"variant": ', "[" * 100_000, "\x00", "nul"):
         (tmp_path / "heads.json").write_text(text)
         with pytest.raises(InvalidConfigError, match="heads.json is no JSON"):
-            HeadSuggestion.load(tmp_path / "heads.json")
+            Suggestion.load(tmp_path / "heads.json")
     for data in (None, 3, [], "x", {"heads": 3}, {"hybrid": [1]}):
         with pytest.raises(InvalidConfigError):
             plot_suggestion(data)  # type: ignore[arg-type]

@@ -72,9 +72,9 @@ def program(variable: str, name: str) -> str:
     return found
 
 
-def said(browser: Any) -> list[str]:
+def captions(browser: Any) -> list[str]:
     """What each side says of the token that was touched."""
-    return [element.text for element in browser.find_elements("css selector", ".said")]
+    return [element.text for element in browser.find_elements("css selector", ".caption")]
 
 
 def selected(browser: Any, name: str) -> str:
@@ -118,11 +118,11 @@ def test_a_browser_shows_the_page_and_asks_nobody(browser: Any, page: Path) -> N
     # To point at a token, or to touch it, shows where it looks.
     tokens = browser.find_elements("css selector", ".tokens button")
     ActionChains(browser).move_to_element(tokens[3]).perform()
-    assert all(text.startswith("“film” looks at") and "%" in text for text in said(browser))
+    assert all(text.startswith("“film” looks at") and "%" in text for text in captions(browser))
     browser.execute_script(
         "arguments[0].dispatchEvent(new PointerEvent('pointerdown', {pointerType: 'touch'}))", tokens[0]
     )
-    assert all(text.startswith("“the” looks at") for text in said(browser))
+    assert all(text.startswith("“the” looks at") for text in captions(browser))
     press(browser, "d")
     assert tokens[1].get_attribute("aria-pressed") == "true"
     canvas = browser.find_element("css selector", "#sides canvas")

@@ -17,7 +17,7 @@ from transformers import BertModel, PreTrainedTokenizerFast
 
 from hf_synthesizer import InvalidConfigError, attention_page, patch_model
 from hf_synthesizer.pictures.recorded import record
-from hf_synthesizer.pictures.tables import in_words, tables_of
+from hf_synthesizer.pictures.tables import describe_table, tables_of
 from tests.helpers.models import batch, build
 from tests.helpers.word_tokenizer import tokenizer
 
@@ -115,6 +115,6 @@ def test_a_table_is_put_into_words() -> None:
     model = patch_model(build("BertModel", num_attention_heads=8), "random", init="handcrafted", max_length=12)
     table = tables_of(model)[0]
     assert table.is_static and table.values.shape == (8, 12, 12)
-    said = [in_words(table, head, 12) for head in range(8)]
+    said = [describe_table(table, head, 12) for head in range(8)]
     assert "at itself" in said[0] and "at the next token" in said[1] and "at the token before" in said[2]
     assert "about alike" in said[7]

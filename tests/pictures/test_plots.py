@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from hf_synthesizer import InvalidConfigError, NotPatchedError, SynthesizerConfig, patch_model
 from hf_synthesizer.cli.app import app
-from hf_synthesizer.pictures.lengths import in_words
+from hf_synthesizer.pictures.lengths import describe_conditions
 from hf_synthesizer.pictures.recorded import record, words_of
 from hf_synthesizer.plots import (
     plot_attention,
@@ -25,13 +25,13 @@ from hf_synthesizer.plots import (
     plot_transfer,
     save,
 )
-from hf_synthesizer.transfer import HeadSuggestion, LayerTransfer, Suggestion, TransferReport
+from hf_synthesizer.transfer import LayerTransfer, Suggestion, TransferReport
 from tests.helpers.models import build
 from tests.helpers.word_tokenizer import tokenizer
 
 HYBRID = {0: "random", 1: "factorized_random", 2: "dense+salience", 3: "factorized_dense"}
 SUGGESTION = Suggestion({0: "random"}, {"encoder.0": 0.1, "encoder.1": 0.4}, {"encoder.0": 0.1})
-HEADS = HeadSuggestion(
+HEADS = Suggestion.of_heads(
     SynthesizerConfig("random"), {0: [0.01, 0.0, 0.25], 1: [0.04, 0.09, 0.16]}, 4, {2: 0.01, 4: 0.1}
 )
 REPORT = TransferReport((LayerTransfer("encoder.0", "random", 0.9, 0.2),), 0.8, 0.1, 30, 1.0)
@@ -176,7 +176,7 @@ def test_words_of_a_svg_are_words(tmp_path: Path) -> None:
     ],
 )
 def test_conditions_are_told_in_words(name: str, words: str) -> None:
-    assert in_words(name) == words
+    assert describe_conditions(name) == words
 
 
 def test_heads_are_drawn_as_a_map_with_the_curve_beside_it() -> None:
@@ -188,9 +188,9 @@ def test_heads_are_drawn_as_a_map_with_the_curve_beside_it() -> None:
         )
         assert sorted(zip(*heads.lines[0].get_data(), strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert [list(values) for values in curve.lines[0].get_data()] == [[2 / 6, 4 / 6], [0.01, 0.1]]
-    alone = HeadSuggestion(HEADS.variant, HEADS.costs, 1)
+    alone = Suggestion.of_heads(HEADS.variant, HEADS.costs, 1)
     assert len([axis for axis in plot_suggestion(alone).axes if axis.images]) == 1
-    with pytest.raises(InvalidConfigError, match="no suggestion of suggest_heads"):
+    with pytest.raises(InvalidConfigError, match="no suggestion of suggest_layers or suggest_heads"):
         plot_suggestion({**HEADS.to_dict(), "heads": [], "budget": 1})
 
 

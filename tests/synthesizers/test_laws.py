@@ -79,8 +79,7 @@ def test_factorized_random_has_at_most_its_rank(rank: int) -> None:
     assert torch.linalg.matrix_rank(logits.detach().double(), rtol=1e-5).max() == rank
 
 
-@matrix("BertModel", "T5EncoderModel", layers=ENCODERS)
-@pytest.mark.parametrize("padding", ["right", "left"])
+@matrix("BertModel", "T5EncoderModel", layers=ENCODERS, padding=["right", "left"])
 def test_a_padded_token_changes_no_other_position(variant: str, head: str, padding: str) -> None:
     model = patch_model(build(head), variant)
     randomize_synthesizers(model)
@@ -93,9 +92,9 @@ def test_a_padded_token_changes_no_other_position(variant: str, head: str, paddi
     torch.testing.assert_close(before[keep.bool()], after[keep.bool()], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("masked", [True, False], ids=["mask", "no-mask"])
-@matrix("BertLMHeadModel", "T5ForConditionalGeneration", layers=GENERATING)
+@matrix(
+    "BertLMHeadModel", "T5ForConditionalGeneration", layers=GENERATING, masked=[True, False], backend=["eager", "sdpa"]
+)
 def test_a_decoder_does_not_see_the_future(variant: str, head: str, masked: bool, backend: str) -> None:
     """∂y_t/∂x_{>t} = 0, also where Transformers passes no mask and leaves causality to the module."""
     model = build(head)

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from hf_synthesizer import (
     AlreadyPatchedError,
-    HeadSuggestion,
     InvalidConfigError,
+    Suggestion,
     SynthesizerConfig,
     patch_model,
     suggest_heads,
@@ -124,17 +124,17 @@ def test_a_decoder_with_shared_keys_keeps_little_of_its_cache_by_its_own_suggest
     assert suggestion.shared == {0: 2, 1: 2} and sum(map(len, suggestion.heads.values())) == 36
     for layer, row in suggestion.costs.items():  # a worse case than chance: heads of a key cost as different as can be
         suggestion.costs[layer] = [cost + (head % 2) * 100 for head, cost in enumerate(row)]
-    again = HeadSuggestion.from_dict(suggestion.to_dict())
+    again = Suggestion.from_dict(suggestion.to_dict())
     for plan in (suggestion, suggestion.at(0.9), again.at(36)):
         assert kept(patch_model(copy.deepcopy(teacher), plan)) <= 0.6 * kept(teacher)
-    alone = HeadSuggestion(suggestion.variant, suggestion.costs, 0.9)
+    alone = Suggestion.of_heads(suggestion.variant, suggestion.costs, 0.9)
     assert kept(patch_model(copy.deepcopy(teacher), alone)) > 0.6 * kept(teacher)
     assert suggest_heads(teacher, [{"input_ids": ids}], "random", whole_keys=False, progress=False).shared == {}
 
 
 def test_a_suggestion_prints_is_edited_and_travels(tmp_path: Path) -> None:
     costs = {0: [0.1, 0.0, 0.3], 1: [0.2, 0.4, 0.05]}
-    suggestion = HeadSuggestion(SynthesizerConfig("random"), costs, 4, {4: 0.01})
+    suggestion = Suggestion.of_heads(SynthesizerConfig("random"), costs, 4, {4: 0.01})
     assert suggestion.heads == {0: [0, 1], 1: [0, 2]} and suggestion.order[0] == (0, 1)
     printed = str(suggestion)
     assert "4 of 6 heads get random; 2 keep stock attention" in printed and "67%" in printed
@@ -143,20 +143,30 @@ def test_a_suggestion_prints_is_edited_and_travels(tmp_path: Path) -> None:
     del suggestion[1]
     assert suggestion.heads == {0: [1], 1: []}
     suggestion.save(tmp_path / "heads.json")
-    again = HeadSuggestion.load(tmp_path / "heads.json")
+    again = Suggestion.load(tmp_path / "heads.json")
     assert again == suggestion and again.costs == costs and again.curve == {4: 0.01} and str(again) == str(suggestion)
     again[1] = [SynthesizerConfig("dense", heads=[2]), SynthesizerConfig("random", heads=[0])]
-    assert (
-        HeadSuggestion.from_dict(again.to_dict()) == again
-        and again.heads[1] == [0, 2]
-        and "2 of 3 dense" in str(again)
-    )
+    assert Suggestion.from_dict(again.to_dict()) == again and again.heads[1] == [0, 2] and "2 of 3 dense" in str(again)
     del again[1]
     model = patch_model(build("BertModel"), again, max_length=12)
     assert model.config.synthesizer["configs"] == [{"variant": "random", "max_length": 12, "heads": [1]}]
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(InvalidConfigError, match="no suggestion of suggest_heads"):
-        HeadSuggestion.load(tmp_path / "other.json")
+    with pytest.raises(InvalidConfigError, match="no suggestion of suggest_layers or suggest_heads"):
+        Suggestion.load(tmp_path / "other.json")
+
+
+def test_a_suggestion_of_layers_is_saved_too_and_has_no_heads(tmp_path: Path) -> None:
+    suggestion = Suggestion({1: "random"}, {"encoder.0": 0.4, "encoder.1": 0.1}, {"encoder.1": 0.1})
+    suggestion.save(tmp_path / "layers.json")
+    again = Suggestion.load(tmp_path / "layers.json")
+    assert again == suggestion and again.costs == suggestion.costs and again.total == suggestion.total
+    assert str(again) == str(suggestion) and [line.split()[0] for line in str(again).splitlines()[2:]] == [
+        "encoder.1",
+        "encoder.0",
+    ]
+    for use in (lambda: again.at(0.5), lambda: again.heads, lambda: again.order, again.picture):
+        with pytest.raises(InvalidConfigError, match="costs of whole layers"):
+            use()
 
 
 @pytest.mark.parametrize("budget", [0, 1.5, -1, 7, True, "half", [], [0.5, 0]])

@@ -50,12 +50,15 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
     if len(added) > MOST_ADDED:
         return False
     if torch.is_grad_enabled() and any(
-        t.requires_grad and t.shape[1] == 1 < value.shape[1] for t in [*(t for t, _ in added), *(term.rows for term in terms.relative)]
+        t.requires_grad and t.shape[1] == 1 < value.shape[1]
+        for t in [*(t for t, _ in added), *(term.rows for term in terms.relative)]
     ):
         return False  # all heads share the table, so threads would have to share its gradient
     if len(added) + len(terms.relative) > MOST_ADDED:
         return False
-    if mask.reach is not None and (mask.reach.positions.per_row or isinstance(mask.reach.positions.start, torch.Tensor)):
+    if mask.reach is not None and (
+        mask.reach.positions.per_row or isinstance(mask.reach.positions.start, torch.Tensor)
+    ):
         return False
     tensors = [tensor for tensor, _ in added] + [term.rows for term in terms.relative]
     tensors += [factor for term in terms.tiled for factor in term[:2]]

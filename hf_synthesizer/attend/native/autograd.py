@@ -64,9 +64,7 @@ class NativeAttention(torch.autograd.Function):
     """`native_output`, with a backward that recomputes all logits from one number a row."""
 
     @staticmethod
-    def forward(
-        ctx: Any, inputs: KernelInputs, *tensors: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, inputs: KernelInputs, *tensors: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         value = cast(torch.Tensor, tensors[0])
         normaliser = allocate(len(value), value.shape[1], inputs.query_length)
         output, _ = native_output(inputs, tensors, normaliser)
@@ -204,7 +202,7 @@ def plain_results(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
     output, weights = reference.reference_attention(Explicit(logits), value, mask)
     if inputs.dropout:
         output = (weights * dropout_factors(inputs, tensors).to(weights.dtype)) @ value
-    visible = mask.visible(*shape[2:], value.device)
+    visible = mask.visible(inputs.query_length, value.shape[2], value.device)
     if visible is not None:
         logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
     normaliser = logits.logsumexp(-1)

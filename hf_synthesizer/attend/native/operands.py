@@ -11,8 +11,8 @@ import torch
 
 from ...errors import AttentionInputError
 from ...logits.masks import AttentionMask
-from ..operand_checks import require_operand
 from ...logits.reach import Reach
+from ..operand_checks import require_operand
 from ..terms import Terms
 from .blocks import QUERIES, near_blocks
 
@@ -225,7 +225,9 @@ class KernelInputs:
         for number, (_, tensor, weight) in enumerate(added):
             if self.is_relative(added[number][0], tensors):
                 by_distance = (batch, heads, queries, tensor.shape[-1])
-                arguments.added[number].tensor = tensor_argument("logits by distance", tensor, by_distance, broadcast=3)
+                arguments.added[number].tensor = tensor_argument(
+                    "logits by distance", tensor, by_distance, broadcast=3
+                )
                 arguments.added[number].columns = tensor.shape[-1]
                 arguments.added[number].zero = self.zero_columns[number - len(added)]
             else:

@@ -25,6 +25,7 @@ from transformers.core_model_loading import (
 )
 
 from ..layers.patched import synthesized_layers
+from ..upstream.transformers_names import conversions_of, patterns_of, set_conversions
 
 AS_IN_MEMORY: ContextVar[bool] = ContextVar("AS_IN_MEMORY", default=False)
 """Whether a checkpoint is read that has the names of memory: old ones of ours, of models whose names Transformers converts."""
@@ -56,11 +57,7 @@ class BesideLayers(WeightConverter):
         """The same conversion, but for tensors whose names start so."""
         if not isinstance(conversion, WeightConverter) or conversion.quantization_operation is not None:
             return conversion
-        own = cls(
-            list(conversion._original_source_patterns),
-            list(conversion._original_target_patterns),
-            list(conversion.operations),
-        )
+        own = cls(*patterns_of(conversion), list(conversion.operations))
         own.scope_prefix, own.base_model_prefix = conversion.scope_prefix, conversion.base_model_prefix
         own.layers = layers
         return own
@@ -82,7 +79,7 @@ def stock_names(model: PreTrainedModel, names: list[str]) -> Iterator[None]:
 
     Where these could not be read again, they stay as they are in memory.
     """
-    before = model.__dict__.get("_weight_conversions")
+    before = conversions_of(model)
     conversions = before
     if (
         not before
@@ -91,11 +88,11 @@ def stock_names(model: PreTrainedModel, names: list[str]) -> Iterator[None]:
         conversions = [conversion for conversion in found if not isinstance(conversion, PrefixChange)]
     layers = tuple(f"{name}." for name, _ in synthesized_layers(model))
     conversions = [BesideLayers.of(conversion, layers) for conversion in conversions or ()]
-    model.__dict__["_weight_conversions"] = conversions if _are_read_again(model, conversions, names) else []
+    set_conversions(model, conversions if _are_read_again(model, conversions, names) else [])
     try:
         yield
     finally:
-        model.__dict__["_weight_conversions"] = before
+        set_conversions(model, before)
 
 
 def has_names_of_memory(model: PreTrainedModel, info: dict[str, Any]) -> bool:

@@ -33,7 +33,7 @@ def load(model: str, task: str | None = None, auto_class: str | None = None) -> 
     Raises:
         CommandError: for a model that cannot be loaded, or not with this head.
     """
-    from transformers import AutoModel
+    from transformers import MODEL_MAPPING, AutoModel
 
     from ..checkpoints.fresh_heads import fresh_weights
 
@@ -46,7 +46,7 @@ def load(model: str, task: str | None = None, auto_class: str | None = None) -> 
     missing = f"{model} has no weights for {fresh[0]}, and {len(fresh)} in all, of {type(loaded).__name__}"
     if task or auto_class:
         typer.echo(f"{missing}: they are initialised at random, and have to be trained.", err=True)
-    elif type(config) in AutoModel._model_mapping:
+    elif type(config) in MODEL_MAPPING:
         body = _load_pretrained(AutoModel, model)
         if type(body) is not type(loaded):
             typer.echo(f"{missing}: {type(body).__name__} is loaded instead, without that head.", err=True)
@@ -77,7 +77,7 @@ def build_without_weights(model: str, task: str | None = None, auto_class: str |
     cls = _model_class(config, task, auto_class)
     try:
         with torch.device("meta"):
-            return cls.from_config(config) if hasattr(cls, "from_config") else cls._from_config(config)
+            return cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
     except ValueError as error:
         raise _loading_error(model, error) from error
 

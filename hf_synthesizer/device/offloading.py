@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import SynthesizerError, UnsupportedModelError
+from ..upstream.torch_names import ACCELERATE_HOOK
 
 
 def offloaded(module: nn.Module) -> str | None:
@@ -38,7 +39,7 @@ def require_in_memory(module: nn.Module, what: str, error: type[SynthesizerError
 
 def hooks_of(module: nn.Module) -> list[Any]:
     """accelerate's hooks on a module, in their order."""
-    hook = module.__dict__.get("_hf_hook")
+    hook = module.__dict__.get(ACCELERATE_HOOK)
     return [] if hook is None else list(_flat(hook))
 
 

@@ -17,10 +17,10 @@ from ..logits.forms import Logits
 from ..logits.masks import AttentionMask
 from ..logits.positions import Positions, exporting
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
-from ..synthesizers.base import LOADED
 from ..synthesizers.config import LayerConfig, SynthesizerConfig, layer_config
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
+from ..upstream.transformers_names import LOADED
 from .caching import dropped_tokens, extend, require_known_arguments
 from .guard import Guard, require_tensors
 from .layer_classes import serving_class

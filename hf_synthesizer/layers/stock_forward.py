@@ -20,6 +20,7 @@ from ..errors import UnsupportedModelError
 from ..logits.forms import Logits
 from ..synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
 from ..synthesizers.config import LayerConfig
+from ..upstream.torch_names import base_of
 from .caching import dropped_tokens, past_length, self_attention_cache, tokens_before
 from .compared_heads import ComparedHeads
 from .layer_classes import is_understood
@@ -281,7 +282,8 @@ class StockForwardLayer(ComparedHeads):
         """
         if mask is None or mask.dtype == torch.bool or mask is call.mask:
             return
-        if call.mask is not None and mask._base is not None and mask._base in (call.mask, call.mask._base):
+        base = base_of(mask)
+        if call.mask is not None and base is not None and (base is call.mask or base is base_of(call.mask)):
             return
         hidden = torch.finfo(mask.dtype).min / 2
         if mask.is_meta:  # nothing is computed there

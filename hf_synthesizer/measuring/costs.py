@@ -125,7 +125,9 @@ def _longest(model: PreTrainedModel) -> int:
 
 def _outline(model: PreTrainedModel, cls: Any, config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        built = cls._from_config(copy.deepcopy(config), attn_implementation="eager")
+        config = copy.deepcopy(config)
+        config._attn_implementation = "eager"
+        built = cls(config).to(config.dtype or torch.get_default_dtype())
     return built.eval()
 
 

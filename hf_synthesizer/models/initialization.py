@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
-from ..synthesizers.base import LOADED
+from ..upstream.transformers_names import LOADED
 
 
 def initialize_layers(model: PreTrainedModel) -> None:
@@ -37,7 +37,9 @@ def _initialize(layer: SynthesizerMixin, owner: PreTrainedModel) -> None:
     if isinstance(layer.synthesizer, Synthesizer):  # a fused layer has something else there
         layer.synthesizer.reset_parameters()
     # Some layers have buffers that no checkpoint holds, which nobody else fills in (Falcon H1's).
-    if layer._non_persistent_buffers_set or not all(getattr(tensor, LOADED, False) for tensor in layer.parameters()):
+    saved = layer.state_dict().keys()
+    unsaved = any(name not in saved for name, _ in layer.named_buffers(recurse=False))
+    if unsaved or not all(getattr(tensor, LOADED, False) for tensor in layer.parameters()):
         for projections in _stock_projections(layer):
             stock = layer.stock_class.__new__(layer.stock_class)
             stock.__dict__.update(layer.__dict__)

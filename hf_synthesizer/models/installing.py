@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from ..checkpoints.changes import Samples, sample_weights
 from ..errors import (
@@ -19,6 +17,8 @@ from ..errors import (
 from ..layers.attention_layers import AttentionLayer, find_attention_layers
 from ..layers.patched import TAGS
 from ..layers.stock_classes import is_stock_model
+from ..upstream import require_missing_nothing
+from ..upstream.transformers_names import record_outputs
 from .classes import config_class, describes_patch, model_class
 from .description import Description, Plan, config_for_layer, plan_from_json, plan_to_json
 from .own_config import OwnConfig, replace_configs
@@ -84,6 +84,7 @@ def install(
 
     `saved` says how a checkpoint's layers were served.
     """
+    require_missing_nothing()
     by = getattr(model.config, "transformers_version", None)
     example = next((p for p in model.parameters() if p.is_floating_point()), None)
     twins = {
@@ -141,6 +142,4 @@ def _name_on_the_hub(config: PreTrainedConfig) -> str | None:
 def set_class(model: PreTrainedModel, cls: type[PreTrainedModel]) -> None:
     """Give a model another class, in place."""
     model.__class__ = cls
-    # Filled in by __init__ only, for the class that a model had then; by the name of that class up to Transformers 5.22.
-    key: Any = str(cls) if type(_CAN_RECORD_REGISTRY) is dict else model
-    _CAN_RECORD_REGISTRY[key] = model._can_record_outputs
+    record_outputs(model)

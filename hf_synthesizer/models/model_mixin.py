@@ -15,7 +15,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ..errors import UnsupportedModelError
 from ..layers.guard import Guard
 from ..layers.mixin import SINCE_THEN
-from ..synthesizers.base import LOADED
+from ..upstream import look_up, warn_missing
+from ..upstream.transformers_names import LOADED, has_adapters
 from .initialization import initialize_layers
 
 _BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
@@ -50,7 +51,7 @@ class SynthesizerModelMixin:
             initialize_layers(self)  # type: ignore[arg-type]
         if not isinstance(module, Guard):
             super()._initialize_weights(module)  # type: ignore[misc]
-        elif getattr(module.weight, "_is_hf_initialized", False):
+        elif getattr(module.weight, LOADED, False):
             names = (name for name, guard in self.named_modules() if guard is module)  # type: ignore[attr-defined]
             module.require(repr(next(names).rpartition(".")[0]))
         else:
@@ -152,7 +153,7 @@ class SynthesizerModelMixin:
         from ..checkpoints.files import require_plain_tensors
         from .dropped import describe_what_is_there
 
-        if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
+        if has_adapters(self):  # type: ignore[arg-type]  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
         describe_what_is_there(self)  # type: ignore[arg-type]
@@ -169,6 +170,9 @@ class SynthesizerModelMixin:
         """As Transformers' own, with our card; a failure leaves model and files as they were, and says so."""
         from ..checkpoints.explained_errors import explain_push_errors
 
+        uploads = "transformers.PreTrainedModel._upload_modified_files"
+        if look_up(uploads) is None:
+            warn_missing(uploads)
         with explain_push_errors(self, repo_id):  # type: ignore[arg-type]
             return super().push_to_hub(repo_id, *args, **kwargs)  # type: ignore[misc]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING
@@ -15,6 +14,7 @@ from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPI
 from ..checkpoints.auto import auto_model_classes
 from ..errors import CheckpointMismatchError
 from ..layers.stock_classes import CLASSES
+from ..upstream.transformers_names import model_mapping, name_model_class, share_entry
 from ..version import HOW_TO_INSTALL, __version__
 
 
@@ -27,7 +27,7 @@ def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: ty
     # the class into every later checkpoint; ours carry the shim instead.
     config_class.register_for_auto_class = classmethod(lambda cls, auto_class="AutoConfig": None)  # type: ignore
     for auto_class in auto_model_classes():
-        mapping = auto_class._model_mapping
+        mapping = model_mapping(auto_class)
         if stock_config not in mapping:
             continue
         stock = mapping[stock_config]
@@ -37,9 +37,9 @@ def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: ty
             continue  # a class for the text part alone, which has a config, and an entry, of its own (Llama 4)
         auto_class.register(config_class, patched, exist_ok=True)
         # Pipelines and the Trainer's model card look classes up by name.
-        mapping._model_mapping.setdefault(config_class.model_type, patched.__name__)
+        name_model_class(mapping, config_class.model_type, patched.__name__)
     for mapping in INPUTS:
-        _answer_as_stock(mapping, stock_config, config_class)
+        share_entry(mapping, stock_config, config_class)
 
 
 INPUTS = (
@@ -51,19 +51,6 @@ INPUTS = (
 )
 """What `AutoTokenizer`, `AutoProcessor` and the like look up by the class of a config: a patched model takes what the stock one
 takes."""
-
-
-def _answer_as_stock(mapping: Any, stock_config: type[PreTrainedConfig], config_class: type[PreTrainedConfig]) -> None:
-    """Let a mapping from config classes say of a patched class what it says of the stock one, and import nothing yet."""
-    if stock_config in mapping._extra_content:  # from outside Transformers
-        mapping.register(config_class, mapping._extra_content[stock_config], exist_ok=True)
-        return
-    own = mapping._reverse_config_mapping.get(stock_config.__name__)
-    types = [model_type for model_type, name in mapping._config_mapping.items() if name == stock_config.__name__]
-    # Several model types may have one config class; what counts is one that the mapping knows.
-    known = [model_type for model_type in (own, *types) if model_type in mapping._model_mapping]
-    if known:
-        mapping._reverse_config_mapping[config_class.__name__] = known[0]
 
 
 def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:

@@ -11,10 +11,8 @@ from torch import nn
 from ..errors import UnsupportedModelError
 from ..logits.forms import Logits
 from ..logits.positions import Positions
+from ..upstream.transformers_names import LOADED
 from .config import SynthesizerConfig
-
-LOADED = "_is_hf_initialized"
-"""The attribute with which Transformers marks tensors loaded from a checkpoint and modules that are initialised."""
 
 
 class Synthesizer(nn.Module):

@@ -21,6 +21,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import pkgutil
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,8 +164,8 @@ def look_up(path: str) -> Any:
 
 def explain_missing(path: str) -> str:
     """The sentence that says what does not work without a name."""
-    package, _, _ = path.replace("libtorch_cpu.so:", "torch.").partition(".")
-    entry, name = REGISTER[path], path.rpartition("#" if "#" in path else ".")[2]
+    package, *_, name = re.split(r"[.#:]", path.replace("libtorch_cpu.so", "torch"))
+    entry = REGISTER[path]
     return f"{package} {_version_of(package)} has no {name}, which {entry.purpose}: {entry.without}"
 
 

@@ -9,10 +9,10 @@ from torch import nn
 
 from . import REGISTER, look_up, unsupported
 
-ACCELERATE_HOOK: str | None = look_up("accelerate.hooks#_hf_hook")
-ACCELERATE_FORWARD: str | None = look_up("accelerate.hooks#_old_forward")
-COMPILED_CALL: str | None = look_up("torch.nn.modules.module#_compiled_call_impl")
-COMPILED_MODEL: str | None = look_up("torch._dynamo.eval_frame#_orig_mod")
+ACCELERATE_HOOK: Any = look_up("accelerate.hooks#_hf_hook")
+ACCELERATE_FORWARD: Any = look_up("accelerate.hooks#_old_forward")
+COMPILED_CALL: Any = look_up("torch.nn.modules.module#_compiled_call_impl")
+COMPILED_MODEL: Any = look_up("torch._dynamo.eval_frame#_orig_mod")
 KERNEL_SYMBOLS = tuple(path for path in REGISTER if path.startswith("libtorch_cpu.so:"))
 """The functions of PyTorch that the native kernels call, in the order of `hf_bind`."""
 

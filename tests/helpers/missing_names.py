@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -120,6 +121,14 @@ TRIALS: dict[str, Callable[[], dict[str, Any]]] = {
 """What is tried besides `try_patched`, where a name is gone that it does not need."""
 
 
+def before_the_package() -> tuple[Any, Callable[[], None]]:
+    """The room `upstream` of a package whose own `__init__` has not run, and a function that runs it."""
+    spec = importlib.util.find_spec("hf_synthesizer")
+    assert spec is not None and spec.loader is not None
+    package = sys.modules["hf_synthesizer"] = importlib.util.module_from_spec(spec)
+    return importlib.import_module("hf_synthesizer.upstream"), lambda: spec.loader.exec_module(package)  # type: ignore[union-attr]
+
+
 def import_everything() -> None:
     import hf_synthesizer
 
@@ -144,9 +153,10 @@ def without(path: str | None, stock: torch.Tensor) -> dict[str, Any]:
     log = Log()
     logging.getLogger("hf_synthesizer").addHandler(log)
     os.environ["HF_SYNTHESIZER_NATIVE"] = "1" if path and path.startswith("libtorch") else "0"
-    upstream = importlib.import_module("hf_synthesizer.upstream")
+    upstream, run_package = before_the_package()
     resolve = upstream._resolve
     upstream._resolve = lambda name: None if name == path else resolve(name)
+    run_package()
     import_everything()
     with torch.no_grad():
         result: dict[str, Any] = {"stock is untouched": torch.equal(answer(build()), stock)}

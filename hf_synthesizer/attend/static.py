@@ -275,7 +275,9 @@ def _differentiable_product(tensors: Sequence[torch.Tensor | None], causal_offse
 
 def softmax_gradient(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The gradient of logits, given the gradient of their softmax: `w · (g − Σ g·w)`."""
-    return torch.ops.aten._softmax_backward_data(gradient, weights, -1, weights.dtype)
+    factor = weights.float()
+    product_of_both = gradient.float() * factor
+    return product_of_both.addcmul_(factor, product_of_both.sum(-1, keepdim=True), value=-1).to(weights.dtype)
 
 
 def accumulate_static_gradients(

@@ -27,7 +27,7 @@ def initialize_layers(model: PreTrainedModel) -> None:
             _initialize(layer, owner)
             for guard in layer.children():
                 if isinstance(guard, Guard):
-                    model._initialize_weights(guard)
+                    model.initialize_guard(guard)  # type: ignore[operator]
 
 
 def _initialize(layer: SynthesizerMixin, owner: PreTrainedModel) -> None:

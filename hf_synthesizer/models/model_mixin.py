@@ -49,13 +49,18 @@ class SynthesizerModelMixin:
         # itself at the end.
         if module is self and not getattr(self, LOADED, False):  # type: ignore[comparison-overlap]
             initialize_layers(self)  # type: ignore[arg-type]
-        if not isinstance(module, Guard):
-            super()._initialize_weights(module)  # type: ignore[misc]
-        elif getattr(module.weight, LOADED, False):
-            names = (name for name, guard in self.named_modules() if guard is module)  # type: ignore[attr-defined]
-            module.require(repr(next(names).rpartition(".")[0]))
+        if isinstance(module, Guard):
+            self.initialize_guard(module)
         else:
-            module.renew()  # not in the checkpoint: whatever was in memory
+            super()._initialize_weights(module)  # type: ignore[misc]
+
+    def initialize_guard(self, guard: Guard) -> None:
+        """Check a guard that a checkpoint has filled; fill any other."""
+        if getattr(guard.weight, LOADED, False):
+            names = (name for name, module in self.named_modules() if module is guard)  # type: ignore[attr-defined]
+            guard.require(repr(next(names).rpartition(".")[0]))
+        else:
+            guard.renew()  # not in the checkpoint: whatever was in memory
 
     @classmethod
     def is_custom_code(cls) -> bool:

@@ -275,9 +275,10 @@ def _differentiable_product(tensors: Sequence[torch.Tensor | None], causal_offse
 
 def softmax_gradient(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The gradient of logits, given the gradient of their softmax: `w · (g − Σ g·w)`."""
-    factor = weights.float()
-    product_of_both = gradient.float() * factor
-    return product_of_both.addcmul_(factor, product_of_both.sum(-1, keepdim=True), value=-1).to(weights.dtype)
+    dtype = torch.promote_types(weights.dtype, torch.float32)  # a sum in half precision would round
+    factor = weights.to(dtype)
+    weighted = gradient.to(dtype) * factor
+    return weighted.addcmul_(factor, weighted.sum(-1, keepdim=True), value=-1).to(weights.dtype)
 
 
 def accumulate_static_gradients(

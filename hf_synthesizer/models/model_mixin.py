@@ -16,7 +16,7 @@ from ..errors import UnsupportedModelError
 from ..layers.guard import Guard
 from ..layers.mixin import SINCE_THEN
 from ..upstream import look_up, warn_missing
-from ..upstream.transformers_names import LOADED, has_adapters
+from ..upstream.transformers_names import LOADED
 from .initialization import initialize_layers
 
 _BUILDING: ContextVar[Any] = ContextVar("_BUILDING", default=None)
@@ -158,7 +158,7 @@ class SynthesizerModelMixin:
         from ..checkpoints.files import require_plain_tensors
         from .dropped import describe_what_is_there
 
-        if has_adapters(self):  # type: ignore[arg-type]  # an adapter is saved then, and not this model
+        if _has_adapters(self):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
         describe_what_is_there(self)  # type: ignore[arg-type]
@@ -236,3 +236,12 @@ class SynthesizerModelMixin:
         ours = (SHIM.name, FILE)
         timestamps = {name: time for name, time in files_timestamps.items() if name not in ours}
         return super()._upload_modified_files(working_dir, repo_id, timestamps, *args, **kwargs)  # type: ignore[misc]
+
+
+def _has_adapters(model: Any) -> bool:
+    """Whether `load_adapter` or `add_adapter` gave the model adapters."""
+    try:
+        model.active_adapters()
+    except (ImportError, ValueError):  # there is no PEFT, or there is no adapter
+        return False
+    return True

@@ -95,12 +95,3 @@ def set_conversions(model: PreTrainedModel, conversions: Any) -> None:
         model.__dict__[attribute] = conversions
     elif conversions:
         raise unsupported(_CONVERSIONS)
-
-
-def has_adapters(model: PreTrainedModel) -> bool:
-    """Whether `load_adapter` or `add_adapter` gave the model adapters."""
-    try:
-        model.active_adapters()
-    except (ImportError, ValueError):  # there is no PEFT, or there is no adapter
-        return False
-    return True

@@ -145,7 +145,8 @@ REGISTER: dict[str, PrivateName] = {
     ),
     # accelerate
     "accelerate.hooks#_hf_hook": PrivateName(
-        "holds the hook of an offloaded module", "an offloaded model is refused for the forward that its layers have"
+        "holds the hook of an offloaded module",
+        "a module counts as offloaded if its object has a forward and its weights are on the meta device",
     ),
     "accelerate.hooks#_old_forward": PrivateName(
         "holds the forward of a module that has a hook", "the copy of an offloaded layer keeps one attribute too many"

@@ -1,6 +1,7 @@
-"""Takes away one private name after the other, each in a process that is forked from one that has imported torch and Transformers.
+"""Takes away one private name after the other, each in a process that is forked from one that has imported all other libraries.
 
-`python -m tests.helpers.missing_names` prints one line of JSON for each name: what happened to a package that never saw it.
+`python -m tests.helpers.missing_names` prints one line of JSON for each name: what happened to a package that never saw it. Names
+that share an entry of the register are taken away together.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -61,6 +63,7 @@ def try_patched() -> dict[str, Any]:
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         loaded = answer(SynthesizerBertForSequenceClassification.from_pretrained(folder).eval())
+        model.set_attn_implementation("eager")
         attentions = model(IDS, output_attentions=True).attentions
         try:
             auto_class = type(AutoModelForSequenceClassification.from_pretrained(folder)).__name__
@@ -148,19 +151,19 @@ class Log(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def without(path: str | None, stock: torch.Tensor) -> dict[str, Any]:
-    """What the package does if a name is gone: whether stock models are untouched, numbers or an error, and warnings."""
+def without(paths: list[str], stock: torch.Tensor) -> dict[str, Any]:
+    """What the package does if names are gone: whether stock models are untouched, numbers or an error, and warnings."""
     log = Log()
     logging.getLogger("hf_synthesizer").addHandler(log)
-    os.environ["HF_SYNTHESIZER_NATIVE"] = "1" if path and path.startswith("libtorch") else "0"
+    os.environ["HF_SYNTHESIZER_NATIVE"] = "1" if any(path.startswith("libtorch") for path in paths) else "0"
     upstream, run_package = before_the_package()
     resolve = upstream._resolve
-    upstream._resolve = lambda name: None if name == path else resolve(name)
+    upstream._resolve = lambda name: None if name in paths else resolve(name)
     run_package()
     import_everything()
     with torch.no_grad():
         result: dict[str, Any] = {"stock is untouched": torch.equal(answer(build()), stock)}
-    for trial in (try_patched, *([TRIALS[path]] if path in TRIALS else [])):
+    for trial in (try_patched, *(TRIALS[path] for path in paths if path in TRIALS)):
         try:
             result[trial.__name__] = trial()
         except Exception as error:
@@ -194,9 +197,26 @@ def main() -> None:
     torch.set_num_threads(1)
     with torch.no_grad():
         stock = answer(build())
-    names = forked(lambda: {"names": list(importlib.import_module("hf_synthesizer.upstream").REGISTER)})["names"]
-    for path in (None, *names):
-        print(json.dumps([path, forked(lambda path=path: without(path, stock))]), flush=True)  # type: ignore[misc]
+    first = forked(list_names)
+    for module in first["modules"]:
+        with suppress(Exception):  # so that no child has to
+            importlib.import_module(module)
+    for paths in ([], *first["groups"]):
+        result = forked(lambda paths=paths: without(paths, stock))  # type: ignore[misc]
+        for path in paths or [None]:
+            print(json.dumps([path, result]), flush=True)
+
+
+def list_names() -> dict[str, Any]:
+    """The names of the register, in groups that share an entry, and all modules of other libraries that the package imports."""
+    register = importlib.import_module("hf_synthesizer.upstream").REGISTER
+    groups: dict[int, list[str]] = {}
+    for path, entry in register.items():
+        groups.setdefault(id(entry), []).append(path)
+    import_everything()
+    try_patched()
+    others = [module for module in sys.modules if not module.startswith(("hf_synthesizer", "__"))]
+    return {"groups": list(groups.values()), "modules": others}
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ def test_one_warning_says_what_is_lost(path: str, results: dict[str | None, dict
 
 def test_an_offloaded_model_is_refused_without_the_name_of_its_hook(results: dict[str | None, dict[str, Any]]) -> None:
     assert results["accelerate.hooks#_hf_hook"]["try_offloaded"].startswith("UnsupportedModelError: ")
+    assert "offloaded" in results["accelerate.hooks#_hf_hook"]["try_offloaded"]
 
 
 def test_transforms_of_torch_func_fail_with_an_error(results: dict[str | None, dict[str, Any]]) -> None:

@@ -120,12 +120,11 @@ def test_a_private_name_is_seen(line: str) -> None:
 
 
 def test_private_methods_that_the_package_overrides_are_registered() -> None:
-    methods = {
-        node.name
-        for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and PRIVATE.fullmatch(node.name) and not node.name.startswith("__")
-    }
+    classes = [
+        node for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    ]
+    methods = {node.name for cls in classes for node in cls.body if isinstance(node, ast.FunctionDef)}
+    methods = {name for name in methods if PRIVATE.fullmatch(name) and not name.startswith("__")}
     overridden = {name for name in methods if any(hasattr(cls, name) for cls in CLASSES)}
     assert "_initialize_weights" in overridden
     assert overridden <= REGISTERED | ALLOWED.keys()

@@ -147,7 +147,9 @@ def _symbol_addresses() -> list[ctypes.c_void_p]:
     addresses = {symbol: look_up(symbol) for symbol in KERNEL_SYMBOLS}
     missing = [symbol for symbol, address in addresses.items() if address is None]
     if missing:
-        raise Unavailable(f"torch {torch.__version__} lacks a function that they call ({missing[0]})")
+        raise Unavailable(
+            f"torch {torch.__version__} lacks a function that they call ({missing[0].partition(':')[2]})"
+        )
     return list(addresses.values())
 
 

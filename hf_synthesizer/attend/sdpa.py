@@ -11,6 +11,7 @@ from ..device.processor import on_processor
 from ..device.tracing import traced
 from ..logits.masks import AttentionMask
 from ..logits.positions import exporting
+from ..upstream.torch_names import has_fused_attention
 from .terms import Terms
 
 
@@ -42,11 +43,7 @@ def _has_fused_kernel(terms: Terms, value: torch.Tensor, mask: AttentionMask, dr
     query, key = (factor[:1, :1] for factor in terms.joined_low_rank(value))
     query, key, one_value = _padded_to_one_width(query, key, value[:1, :1])
     mask_row = value.new_zeros(()).expand(1, 1, query.shape[-2], key.shape[-2]) if has_mask else None
-    try:
-        kernel = torch._fused_sdp_choice(query, key, one_value, mask_row, dropout, mask.causal_offset is not None)
-    except (RuntimeError, NotImplementedError):  # this device has no choice of kernels
-        return False
-    return kernel != 0  # SDPBackend.MATH
+    return has_fused_attention(query, key, one_value, mask_row, dropout, mask.causal_offset is not None)
 
 
 def sdpa_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:

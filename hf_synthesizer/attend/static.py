@@ -275,7 +275,10 @@ def _differentiable_product(tensors: Sequence[torch.Tensor | None], causal_offse
 
 def softmax_gradient(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The gradient of logits, given the gradient of their softmax: `w · (g − Σ g·w)`."""
-    return torch.ops.aten._softmax_backward_data(gradient, weights, -1, weights.dtype)
+    dtype = torch.promote_types(weights.dtype, torch.float32)  # a sum in half precision would round
+    factor = weights.to(dtype)
+    weighted = gradient.to(dtype) * factor
+    return weighted.addcmul_(factor, weighted.sum(-1, keepdim=True), value=-1).to(weights.dtype)
 
 
 def accumulate_static_gradients(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..device.reading import DeviceRead, read_later
+from ..upstream.torch_names import base_of
 from .terms import StaticTerm
 
 UNKNOWN = float("inf")
@@ -34,7 +35,8 @@ def known_spread(term: StaticTerm) -> float:
 
 def _base(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a view belongs to. A bound of the whole also bounds each part, and stays cached over forwards."""
-    return tensor if tensor._base is None else tensor._base
+    whole = base_of(tensor)
+    return tensor if whole is None else whole
 
 
 def _largest_norm(factor: torch.Tensor) -> DeviceRead:

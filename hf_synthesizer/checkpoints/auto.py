@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from ..layers.patched import patched_class
+from ..upstream.transformers_names import class_name_in, model_mapping
 from ..version import HOW_TO_INSTALL
 from .whole_files import write_whole
 
@@ -49,7 +50,7 @@ def serving_auto_classes(model: PreTrainedModel) -> list[str]:
     names = [
         auto_class.__name__
         for auto_class in auto_model_classes()
-        if auto_class._model_mapping._model_mapping.get(config_class.model_type) == cls.__name__
+        if class_name_in(auto_class, config_class) == cls.__name__
     ]
     return sorted(names, key=lambda name: name in ("AutoModelForPreTraining", "AutoModelForTextEncoding"))
 
@@ -63,5 +64,5 @@ def write_shim(folder: Path) -> None:
 def auto_model_classes() -> Iterator[Any]:
     """Transformers' Auto classes for models."""
     for auto_class in vars(modeling_auto).values():
-        if isinstance(auto_class, type) and getattr(auto_class, "_model_mapping", None) is not None:
+        if isinstance(auto_class, type) and model_mapping(auto_class) is not None:
             yield auto_class

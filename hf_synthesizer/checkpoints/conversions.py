@@ -27,6 +27,7 @@ from transformers.core_model_loading import (
 )
 
 from ..layers.patched import synthesized_layers
+from ..upstream.transformers_names import conversions_of, patterns_of, set_conversions
 
 AS_IN_MEMORY: ContextVar[bool] = ContextVar("AS_IN_MEMORY", default=False)
 """Whether the names in a checkpoint are those in memory, as `save_pretrained(save_original_format=False)` writes them."""
@@ -58,11 +59,7 @@ class BesideLayers(WeightConverter):
         """The same conversion, except for tensors whose names start with one of `layers`."""
         if not isinstance(conversion, WeightConverter) or conversion.quantization_operation is not None:
             return conversion
-        copied = cls(
-            list(conversion._original_source_patterns),
-            list(conversion._original_target_patterns),
-            list(conversion.operations),
-        )
+        copied = cls(*patterns_of(conversion), list(conversion.operations))
         copied.scope_prefix, copied.base_model_prefix = conversion.scope_prefix, conversion.base_model_prefix
         copied.layers = layers
         return copied
@@ -84,7 +81,7 @@ def stock_names(model: PreTrainedModel, names: list[str]) -> Iterator[None]:
 
     If these could not be read again, the names stay as they are in memory.
     """
-    before = model.__dict__.get("_weight_conversions")
+    before = conversions_of(model)
     conversions = before
     if (
         not before
@@ -93,11 +90,11 @@ def stock_names(model: PreTrainedModel, names: list[str]) -> Iterator[None]:
         conversions = [conversion for conversion in default if not isinstance(conversion, PrefixChange)]
     layers = tuple(f"{name}." for name, _ in synthesized_layers(model))
     conversions = [BesideLayers.of(conversion, layers) for conversion in conversions or ()]
-    model.__dict__["_weight_conversions"] = conversions if _are_read_again(model, conversions, names) else []
+    set_conversions(model, conversions if _are_read_again(model, conversions, names) else [])
     try:
         yield
     finally:
-        model.__dict__["_weight_conversions"] = before
+        set_conversions(model, before)
 
 
 def has_names_of_memory(model: PreTrainedModel, info: dict[str, Any]) -> bool:

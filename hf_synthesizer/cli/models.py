@@ -19,7 +19,7 @@ def load(model: str, task: str | None = None, auto_class: str | None = None) -> 
     If the config names a head and the checkpoint has no weights for it, the model is loaded without a head. If the user named
     the head, Transformers initialises it at random, with a message.
     """
-    from transformers import AutoModel
+    from transformers import MODEL_MAPPING, AutoModel
 
     from ..checkpoints.fresh_heads import fresh_weights
 
@@ -32,7 +32,7 @@ def load(model: str, task: str | None = None, auto_class: str | None = None) -> 
     missing = f"{model} has no weights for {fresh[0]}, and {len(fresh)} in all, of {type(loaded).__name__}"
     if task or auto_class:
         typer.echo(f"{missing}: they are initialised at random, and have to be trained.", err=True)
-    elif type(config) in AutoModel._model_mapping:
+    elif type(config) in MODEL_MAPPING:
         body = _load_pretrained(AutoModel, model)
         if type(body) is not type(loaded):
             typer.echo(f"{missing}: {type(body).__name__} is loaded instead, without that head.", err=True)
@@ -60,7 +60,7 @@ def build_without_weights(model: str, task: str | None = None, auto_class: str |
     cls = _model_class(config, task, auto_class)
     try:
         with torch.device("meta"):
-            return cls.from_config(config) if hasattr(cls, "from_config") else cls._from_config(config)
+            return cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
     except ValueError as error:
         raise _loading_error(model, error) from error
 

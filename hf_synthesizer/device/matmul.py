@@ -13,30 +13,14 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.modules import module as hooks
 
+from ..upstream.torch_names import has_hooks
+from ..upstream.torch_names import mkldnn_linear as _LINEAR
 from .processor import on_processor
 from .tracing import traced
 
 # Below this many multiply-adds the operator's own cost outweighs its speed.
 _SMALL = 1 << 21
-
-GLOBAL_HOOKS = (
-    hooks._global_forward_hooks,
-    hooks._global_forward_pre_hooks,
-    hooks._global_backward_hooks,
-    hooks._global_backward_pre_hooks,
-)
-"""The hooks of all modules. PyTorch's own `_has_any_global_hook` asks the same, but is not in all versions that are served."""
-
-
-def _one_dnn() -> object | None:
-    if not torch.backends.mkldnn.is_available():
-        return None
-    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
-
-_LINEAR = _one_dnn()
 
 
 @cache
@@ -62,7 +46,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a = a.contiguous()
     if not (b.is_contiguous() or b.t().is_contiguous()):
         b = b.contiguous()  # any other stride would send oneDNN to its reference code, a thousand times slower
-    return _LINEAR(a, b.t(), None, "none", [], "")  # type: ignore[operator]
+    return _LINEAR(a, b.t(), None, "none", [], "")
 
 
 def linear(module: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
@@ -103,7 +87,7 @@ class Projection(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(tensor, weight)
         rows = tensor.reshape(-1, tensor.shape[-1])
-        made = _LINEAR(rows, weight.contiguous(), bias, "none", [], "")  # type: ignore[operator]
+        made = _LINEAR(rows, weight.contiguous(), bias, "none", [], "")
         return made.view(*tensor.shape[:-1], -1)
 
     @staticmethod
@@ -135,5 +119,4 @@ def _is_plain(module: nn.Linear) -> bool:
     """Whether a call of the module is `x Wᵀ + b`, and nothing more."""
     if type(module.weight) is not nn.Parameter or "forward" in module.__dict__:
         return False
-    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return module.weight.dtype == torch.float32 and not (any(own) or any(GLOBAL_HOOKS))
+    return module.weight.dtype == torch.float32 and not has_hooks(module)

@@ -8,12 +8,13 @@ from typing import Any
 from torch import nn
 
 from ..errors import SynthesizerError, UnsupportedModelError
+from ..upstream.torch_names import ACCELERATE_HOOK
 
 
 def offloaded(module: nn.Module) -> str | None:
     """The name of the first submodule whose weights are in memory only while it is called, or None; "" is the module itself."""
     for name, part in module.named_modules():
-        if any(getattr(hook, "offload", False) for hook in hooks_of(part)):
+        if any(getattr(hook, "offload", False) for hook in hooks_of(part)) or _looks_offloaded(part):
             return name
     return None
 
@@ -38,8 +39,15 @@ def require_in_memory(module: nn.Module, what: str, error: type[SynthesizerError
 
 def hooks_of(module: nn.Module) -> list[Any]:
     """accelerate's hooks on a module, in their order."""
-    hook = module.__dict__.get("_hf_hook")
+    hook = module.__dict__.get(ACCELERATE_HOOK)
     return [] if hook is None else list(_flat(hook))
+
+
+def _looks_offloaded(module: nn.Module) -> bool:
+    """The stand-in for hooks that we cannot find: a forward that was set on the object, and a weight on the meta device."""
+    if ACCELERATE_HOOK is not None or "forward" not in module.__dict__:
+        return False
+    return any(parameter.is_meta for parameter in module.parameters(recurse=False))
 
 
 def _flat(hook: Any) -> Iterator[Any]:

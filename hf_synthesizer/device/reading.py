@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..upstream.torch_names import version_of
+
 
 class DeviceRead(NamedTuple):
     """A question about a tensor, that its device answers.
@@ -64,7 +66,7 @@ def _read(asked: list[tuple[torch.Tensor, object, torch.Tensor]]) -> list[list[f
             waiting = [(tensor, name, answer) for name, (_, answer) in answers.items() if answer.device == device]
             if waiting:
                 del _WAITING[tensor]
-                asked = asked + [entry for entry in waiting if answers[entry[1]][0] == tensor._version]
+                asked = asked + [entry for entry in waiting if answers[entry[1]][0] == version_of(tensor)]
     numbers = torch.cat([answer.detach().float() for _, _, answer in asked]).tolist()
     read, start = [], 0
     for tensor, name, answer in asked:
@@ -79,9 +81,9 @@ def _recall(book: WeakTensorKeyDictionary, device_read: DeviceRead) -> object | 
     if device_read.tensor.is_inference():
         return None
     version, answer = book.get(device_read.tensor, {}).get(device_read.name, (None, None))
-    return answer if version == device_read.tensor._version else None
+    return answer if version == version_of(device_read.tensor) else None
 
 
 def _remember(book: WeakTensorKeyDictionary, tensor: torch.Tensor, name: object, answer: object) -> None:
     with _LOCK:
-        book.setdefault(tensor, {})[name] = (tensor._version, answer)
+        book.setdefault(tensor, {})[name] = (version_of(tensor), answer)

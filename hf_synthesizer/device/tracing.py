@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from ..upstream.torch_names import functorch_is_active
+
 
 def traced() -> bool:
     """Whether operations are recorded or transformed (torch.compile, export, jit, func) and not just run.
 
     Then no tensor may be read, and no backward of our own be used.
     """
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or functorch_is_active()
 
 
 def readable(tensor: torch.Tensor) -> bool:

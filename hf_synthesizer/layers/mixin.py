@@ -12,10 +12,10 @@ from transformers import PreTrainedConfig
 from ..device.offloading import require_in_memory
 from ..errors import UnsupportedModelError
 from ..synthesizers import DotProductSynthesizer, HeadGroups, Synthesizer, build_synthesizer
-from ..synthesizers.base import LOADED
 from ..synthesizers.config import LayerConfig, SynthesizerConfig, layer_config
 from ..synthesizers.registry import get_variant
 from ..synthesizers.stock_weights import place_of
+from ..upstream.transformers_names import LOADED
 from .finding.layer_classes import serving_class
 from .finding.projections import find_projection_names, head_dim, in_features, projection_of, query_heads
 from .forward import SelfAttentionForward

@@ -15,6 +15,7 @@ from ..device.reading import DeviceRead, read_now
 from ..device.tracing import readable
 from ..errors import SequenceTooLongError, UnsupportedModelError
 from ..logits.masks import AttentionMask
+from ..upstream.torch_names import assert_async
 
 
 def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:
@@ -192,7 +193,7 @@ class Positions:
             return
         used = self.start + self.query_length
         if traced and isinstance(used, torch.Tensor):
-            torch._assert_async(used <= max_length, f"more than N = max_length = {max_length} positions")
+            assert_async(used <= max_length, f"more than N = max_length = {max_length} positions")
         elif used > max_length:
             raise SequenceTooLongError(
                 f"The sequence has length L = {int(used)}, but this synthesizer was built for at most "
@@ -302,7 +303,7 @@ def _are_contiguous(
     """
     asks_for_keys = cached is not None and mask is not None
     if asks_for_keys and torch.compiler.is_compiling() and not exporting():
-        torch._assert_async(~cached.unknown()[0], _UNKNOWN_KEYS)  # type: ignore[union-attr]
+        assert_async(~cached.unknown()[0], _UNKNOWN_KEYS)  # type: ignore[union-attr]
     if not readable(position_ids):
         return False
     asks_for_keys = asks_for_keys and readable(mask)  # type: ignore[arg-type]

@@ -128,7 +128,9 @@ def _layers_with_chosen_keys(model: PreTrainedModel) -> tuple[str, ...]:
 
 def _without_weights(cls: Any, config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        return cls._from_config(config, attn_implementation="eager").eval()
+        config = copy.deepcopy(config)
+        config._attn_implementation = "eager"
+        return cls(config).to(config.dtype or torch.get_default_dtype()).eval()
 
 
 @torch.no_grad()

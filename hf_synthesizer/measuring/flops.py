@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..attend import native
+from ..upstream.torch_names import mkldnn_linear, processor_attention
 
 
 def count_flops(module: nn.Module, *inputs: Any, **kwargs: Any) -> int:
@@ -18,10 +21,11 @@ def count_flops(module: nn.Module, *inputs: Any, **kwargs: Any) -> int:
     outer products of `factorized_dense`.
     """
     # torch's counter does not know the attention kernel of CPUs, nor the operator that takes our products to oneDNN.
-    formulas: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
-    if torch.backends.mkldnn.is_available():
-        formulas[torch.ops.mkldnn._linear_pointwise] = _linear_flops
-    with torch.no_grad(), native.without_kernels(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+    operators = {processor_attention: _attention_flops, mkldnn_linear: _linear_flops}
+    formulas: dict[Any, Any] = {operator: count for operator, count in operators.items() if operator is not None}
+    kernels = nullcontext() if processor_attention is not None else sdpa_kernel(SDPBackend.MATH)
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    with torch.no_grad(), native.without_kernels(), kernels, counter:
         module(*inputs, **kwargs)
     return counter.get_total_flops()
 

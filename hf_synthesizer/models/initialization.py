@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..layers.guard import Guard
 from ..layers.mixin import SynthesizerMixin
 from ..synthesizers import Synthesizer
-from ..synthesizers.base import LOADED
+from ..upstream.transformers_names import LOADED
 
 
 def initialize_layers(model: PreTrainedModel) -> None:
@@ -27,7 +27,7 @@ def initialize_layers(model: PreTrainedModel) -> None:
             _initialize(layer, owner)
             for guard in layer.children():
                 if isinstance(guard, Guard):
-                    model._initialize_weights(guard)
+                    model.initialize_guard(guard)  # type: ignore[operator]
 
 
 def _initialize(layer: SynthesizerMixin, owner: PreTrainedModel) -> None:
@@ -39,7 +39,9 @@ def _initialize(layer: SynthesizerMixin, owner: PreTrainedModel) -> None:
     if isinstance(layer.synthesizer, Synthesizer):  # a fused layer has a module of another class
         layer.synthesizer.reset_parameters()
     # Some layers have buffers that no checkpoint holds and that only this fills in (Falcon H1's).
-    if layer._non_persistent_buffers_set or not all(getattr(tensor, LOADED, False) for tensor in layer.parameters()):
+    saved = layer.state_dict().keys()
+    unsaved = any(name not in saved for name, _ in layer.named_buffers(recurse=False))
+    if unsaved or not all(getattr(tensor, LOADED, False) for tensor in layer.parameters()):
         for projections in _stock_projections(layer):
             stock = layer.stock_class.__new__(layer.stock_class)
             stock.__dict__.update(layer.__dict__)

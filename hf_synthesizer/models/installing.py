@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from ..checkpoints.changes import Samples, sample_weights
 from ..errors import CheckpointMismatchError, InvalidConfigError
 from ..layers.finding.attention_layers import AttentionLayer, find_attention_layers
 from ..layers.finding.stock_classes import is_stock_model
 from ..layers.patched import TAGS
+from ..upstream import require_missing_nothing
+from ..upstream.transformers_names import record_outputs
 from .classes import config_class, describes_patch, model_class
 from .description import Description, Plan, config_for_layer, plan_from_json, plan_to_json
 from .patched_config import PatchedConfig, replace_configs
@@ -88,6 +88,7 @@ def install(
         plan: by the labels of the layers.
         saved: how a checkpoint's layers are served, by their labels.
     """
+    require_missing_nothing()
     saved_by = getattr(model.config, "transformers_version", None)
     example = next((p for p in model.parameters() if p.is_floating_point()), None)
     synthesized = {
@@ -141,6 +142,4 @@ def _name_on_the_hub(config: PreTrainedConfig) -> str | None:
 def set_class(model: PreTrainedModel, cls: type[PreTrainedModel]) -> None:
     """Give a model another class, in place."""
     model.__class__ = cls
-    # Only __init__ fills this in, for the class that the model had then. Up to Transformers 5.22 the key is the class name.
-    key: Any = str(cls) if type(_CAN_RECORD_REGISTRY) is dict else model
-    _CAN_RECORD_REGISTRY[key] = model._can_record_outputs
+    record_outputs(model)

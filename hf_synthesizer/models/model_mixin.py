@@ -14,7 +14,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UnsupportedModelError
 from ..layers.guard import Guard
-from ..synthesizers.base import LOADED
+from ..upstream import look_up, warn_missing
+from ..upstream.transformers_names import LOADED
 from .description import remember_fingerprints
 from .initialization import initialize_layers
 
@@ -46,13 +47,18 @@ class SynthesizerModelMixin:
         # model itself at the end.
         if module is self and not getattr(self, LOADED, False):  # type: ignore[comparison-overlap]
             initialize_layers(self)  # type: ignore[arg-type]
-        if not isinstance(module, Guard):
-            super()._initialize_weights(module)  # type: ignore[misc]
-        elif getattr(module.weight, "_is_hf_initialized", False):
-            names = (name for name, guard in self.named_modules() if guard is module)  # type: ignore[attr-defined]
-            module.require(repr(next(names).rpartition(".")[0]))
+        if isinstance(module, Guard):
+            self.initialize_guard(module)
         else:
-            module.renew()  # not in the checkpoint: whatever was in memory
+            super()._initialize_weights(module)  # type: ignore[misc]
+
+    def initialize_guard(self, guard: Guard) -> None:
+        """Check a guard that a checkpoint has filled; fill any other."""
+        if getattr(guard.weight, LOADED, False):
+            names = (name for name, module in self.named_modules() if module is guard)  # type: ignore[attr-defined]
+            guard.require(repr(next(names).rpartition(".")[0]))
+        else:
+            guard.renew()  # not in the checkpoint: whatever was in memory
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -152,7 +158,7 @@ class SynthesizerModelMixin:
         from ..layers.finding.attention_layers import find_attention_layers
         from .dropped import describe_remaining_layers
 
-        if getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved then, and not this model
+        if _has_adapters(self):  # an adapter is saved then, and not this model
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
             return
         attention_layers = find_attention_layers(self)  # type: ignore[arg-type]
@@ -170,6 +176,9 @@ class SynthesizerModelMixin:
         """As Transformers' own, with our card; a failure leaves model and files as they were, and says so."""
         from ..checkpoints.explained_errors import explain_push_errors
 
+        uploads = "transformers.PreTrainedModel._upload_modified_files"
+        if look_up(uploads) is None:
+            warn_missing(uploads)
         with explain_push_errors(self, repo_id):  # type: ignore[arg-type]
             return super().push_to_hub(repo_id, *args, **kwargs)  # type: ignore[misc]
 
@@ -232,3 +241,12 @@ class SynthesizerModelMixin:
         ours = (SHIM.name, FILE)
         timestamps = {name: time for name, time in files_timestamps.items() if name not in ours}
         return super()._upload_modified_files(working_dir, repo_id, timestamps, *args, **kwargs)  # type: ignore[misc]
+
+
+def _has_adapters(model: Any) -> bool:
+    """Whether `load_adapter` or `add_adapter` gave the model adapters."""
+    try:
+        model.active_adapters()
+    except (ImportError, ValueError):  # there is no PEFT, or there is no adapter
+        return False
+    return True

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from ..upstream.transformers_names import wrap_added_configs
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -40,5 +42,4 @@ class SynthesizerConfigs(dict[str, Any]):
 
 def serve_model_types() -> None:
     """Let `AutoConfig` know the model types of patched checkpoints: once."""
-    if not isinstance(CONFIG_MAPPING._extra_content, SynthesizerConfigs):
-        CONFIG_MAPPING._extra_content = SynthesizerConfigs(CONFIG_MAPPING._extra_content)
+    wrap_added_configs(SynthesizerConfigs)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -17,6 +14,7 @@ from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPI
 from ..checkpoints.auto import auto_model_classes
 from ..errors import CheckpointMismatchError
 from ..layers.finding.stock_classes import CLASSES, PREFIX
+from ..upstream.transformers_names import model_mapping, name_model_class, share_entry
 from ..version import HOW_TO_INSTALL, __version__
 
 
@@ -30,7 +28,7 @@ def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: ty
     # the class into every later checkpoint; ours carry the shim instead.
     config_class.register_for_auto_class = classmethod(lambda cls, auto_class="AutoConfig": None)  # type: ignore
     for auto_class in auto_model_classes():
-        mapping = auto_class._model_mapping
+        mapping = model_mapping(auto_class)
         if stock_config not in mapping:
             continue
         stock = mapping[stock_config]
@@ -38,12 +36,11 @@ def register_auto_classes(stock_config: type[PreTrainedConfig], config_class: ty
         stock = stock[0] if isinstance(stock, (tuple, list)) else stock
         if stock.config_class is not stock_config:
             continue  # a class for the text part alone, which has a config, and an entry, of its own (Llama 4)
-        model_type = config_class.model_type
-        mapping._reverse_config_mapping[config_class.__name__] = model_type
-        mapping._model_mapping.setdefault(model_type, PREFIX + stock.__name__)
-        mapping._modules[model_type_to_module_name(model_type)] = sys.modules[CLASSES]
+        name = PREFIX + stock.__name__
+        if not name_model_class(mapping, config_class, name, CLASSES):
+            auto_class.register(config_class, getattr(importlib.import_module(CLASSES), name), exist_ok=True)
     for mapping in INPUTS:
-        _answer_as_stock(mapping, stock_config, config_class)
+        share_entry(mapping, stock_config, config_class)
 
 
 INPUTS = (
@@ -54,19 +51,6 @@ INPUTS = (
     PROCESSOR_MAPPING,
 )
 """The mappings from config classes to tokenizers and processors. A patched model takes the same as the stock one."""
-
-
-def _answer_as_stock(mapping: Any, stock_config: type[PreTrainedConfig], config_class: type[PreTrainedConfig]) -> None:
-    """Let a mapping answer for a patched config class as for the stock one, without importing anything."""
-    if stock_config in mapping._extra_content:  # from outside Transformers
-        mapping.register(config_class, mapping._extra_content[stock_config], exist_ok=True)
-        return
-    model_type = mapping._reverse_config_mapping.get(stock_config.__name__)
-    types = [other for other, name in mapping._config_mapping.items() if name == stock_config.__name__]
-    # Several model types may have one config class. The mapping may know only one of them.
-    known = [name for name in (model_type, *types) if name in mapping._model_mapping]
-    if known:
-        mapping._reverse_config_mapping[config_class.__name__] = known[0]
 
 
 def remote_class(name: str) -> type[PreTrainedConfig] | type[PreTrainedModel]:

@@ -12,12 +12,10 @@ from ..errors import UnsupportedModelError
 from ..logits.forms import Logits
 from ..logits.positions import Positions
 from ..logits.reach import Windowed
+from ..upstream.transformers_names import LOADED
 from .config import SynthesizerConfig
 from .options import Option
 from .statistics import Fit, Statistic
-
-LOADED = "_is_hf_initialized"
-"""The attribute with which Transformers marks tensors loaded from a checkpoint and modules that are initialised."""
 
 
 class Synthesizer(nn.Module):

@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedModelError
 
@@ -20,7 +19,7 @@ from ..errors import UnsupportedModelError
 def is_plain(tensor: Any) -> bool:
     """Whether it is a plain tensor, whole or sharded, and no quantized one."""
     return isinstance(tensor, torch.Tensor) and (
-        isinstance(tensor, DTensor) or not is_traceable_wrapper_subclass(tensor)
+        isinstance(tensor, DTensor) or not hasattr(tensor, "__tensor_flatten__")
     )
 
 

@@ -105,7 +105,7 @@ def transfer_attention(
     settings = {
         "method": method,
         "steps": [first, second, third],
-        "teacher": teacher.config._name_or_path,
+        "teacher": teacher.config.name_or_path,
         "layers": {pair.label: pair.student.synthesizer.config.to_dict() for pair in pairs},
         "learning_rate": learning_rate,
         "backbone_learning_rate": backbone_learning_rate,

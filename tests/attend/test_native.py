@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -354,16 +355,51 @@ def test_the_doctor_says_why_there_are_no_kernels(monkeypatch: pytest.MonkeyPatc
     assert any("native kernels" in note for note in diagnosis.notes)
 
 
-def test_a_log_says_that_there_are_no_kernels(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def nothing_builds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A process in which the kernels cannot be built, and that has not asked for them yet."""
     monkeypatch.setattr(
         build, "_load_or_build", lambda capability: (_ for _ in ()).throw(build.Unavailable("nothing builds"))
     )
-    caplog.set_level(logging.INFO, logger="hf_synthesizer.attend.native.build")
+    for name in ("HF_SYNTHESIZER_NATIVE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    caplog.set_level(logging.WARNING, logger="hf_synthesizer.attend.native.build")
     build._load_library.cache_clear()
-    try:
-        assert build.library() is None
-        assert "without its native kernels: nothing builds" in caplog.text or "for x86-64" in caplog.text
-    finally:
-        build._load_library.cache_clear()
+    build._warn_once.cache_clear()
+    yield
+    build._load_library.cache_clear()
+    build._warn_once.cache_clear()
+
+
+def forward() -> None:
+    """A forward that the kernels would serve."""
+    attend(Tiled(torch.randn(2, 2, 80, 8), torch.randn(2, 2, 80, 10), 80), torch.randn(2, 2, 80, 4))
+
+
+@pytest.mark.usefixtures("nothing_builds")
+def test_the_first_forward_that_could_use_the_kernels_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    assert native.unavailable_reason() is not None
+    attend(Static(torch.randn(2, 3, 3)), torch.randn(1, 2, 3, 4), dropout=1.0)
+    with native.without_kernels():
+        forward()
+    assert not caplog.records  # nobody has missed them so far
+    forward()
+    forward()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and "HF_SYNTHESIZER_NATIVE=0" in record.getMessage()
+    assert f"without its native kernels: {native.unavailable_reason()}. " in record.getMessage()
+
+
+@pytest.mark.usefixtures("nothing_builds")
+@pytest.mark.parametrize("quiet", ["turned off", "rank 1", "child process"])
+def test_no_warning_where_the_user_turned_them_off_or_another_process_warns(
+    quiet: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if quiet == "turned off":
+        monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
+    elif quiet == "rank 1":
+        monkeypatch.setenv("LOCAL_RANK", "1")
+    else:
+        monkeypatch.setattr(build.multiprocessing, "parent_process", lambda: object())
+    forward()
+    assert not caplog.records

@@ -29,8 +29,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder, and a process that has not asked for the kernels yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build._load_library.cache_clear()
+    build._warn_once.cache_clear()
     yield tmp_path / "hf_synthesizer" / "native"
     build._load_library.cache_clear()
+    build._warn_once.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +266,7 @@ def test_a_cache_folder_that_cannot_be_made_is_one_line_of_the_log(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     caplog.set_level(logging.INFO, logger="hf_synthesizer")
     build._load_library.cache_clear()
+    build._warn_once.cache_clear()
     try:
         require_other_routes()
         assert "cannot be kept" in caplog.text

@@ -3,7 +3,7 @@
 The source needs no header of PyTorch. So a build takes two seconds and works with every version of PyTorch. The addresses of
 its matrix products (oneDNN's, through `brgemm`) and of its OpenMP threads are passed at run time. Each instruction set,
 `torch.backends.cpu.get_cpu_capability()`, has its own library, in the user's cache folder. The file name holds the instruction
-set and a hash of the source. A failure is one line of the log, and other routes serve.
+set and a hash of the source. If it fails, other routes serve, and the first forward that could have used the kernels logs one warning.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import multiprocessing
 import os
 import platform
 import shutil
@@ -25,6 +26,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...upstream import look_up
+from ...upstream.torch_names import KERNEL_SYMBOLS
 from . import library_cache
 from .library_cache import Unavailable
 
@@ -34,8 +37,6 @@ SOURCE = Path(__file__).parent / "source"
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fvisibility=default")
 ARCHITECTURES = {"AVX512": ("-march=x86-64-v4",), "AVX2": ("-march=x86-64-v3",)}
 COMPILER_SECONDS = 120  # time limit of the compiler
-PRODUCTS = "_ZN2at6native7cpublas6brgemmEllllllbPK{}S{}_Pfb"
-SYMBOLS = (PRODUCTS.format("f", 3), PRODUCTS.format("N3c108BFloat16E", 5), "_ZN2at6native7cpublas14brgemm_releaseEb")
 FUNCTIONS = ("hf_bind", "hf_probe", "hf_size", "hf_forward", "hf_backward", "hf_dropout")
 ADVICE = "Install g++, or name a compiler in CXX, for the native kernels"
 
@@ -51,10 +52,25 @@ class Library(NamedTuple):
 
 
 def library() -> Library | None:
-    """The kernels for the instruction set that PyTorch uses, or None; then `unavailable_reason` says why."""
+    """The kernels for the instruction set that PyTorch uses, or None; then `unavailable_reason` says why, and so does one warning."""
     if _disabled or os.environ.get("HF_SYNTHESIZER_NATIVE") == "0":
         return None
-    return _load_library()[0]
+    kernels, reason = _load_library()
+    if kernels is None:
+        _warn_once(reason)
+    return kernels
+
+
+@cache
+def _warn_once(reason: str | None) -> None:
+    """Log a warning; in a child process and on all ranks but the first, log it as information."""
+    in_parent = multiprocessing.parent_process() is None and os.environ.get("LOCAL_RANK", "0") == "0"
+    logger.log(
+        logging.WARNING if in_parent else logging.INFO,
+        "hf_synthesizer runs without its native kernels: %s. Other routes serve, exact but slower. "
+        "Set HF_SYNTHESIZER_NATIVE=0 to turn the kernels and this warning off.",
+        reason,
+    )
 
 
 @contextmanager
@@ -86,7 +102,6 @@ def _load_library() -> tuple[Library | None, str | None]:
         return _bind(_load_or_build(capability), addresses), None
     except Exception as error:  # errors of compiler, loader and file system have no common class
         explanation = str(error) if isinstance(error, (Unavailable, OSError)) else f"{type(error).__name__}: {error}"
-        logger.info("hf_synthesizer runs without its native kernels: %s.", explanation)
         return None, explanation
 
 
@@ -129,11 +144,13 @@ def _open_library(file: str) -> ctypes.CDLL:
 
 def _symbol_addresses() -> list[ctypes.c_void_p]:
     """The addresses of the PyTorch functions that the kernels call."""
-    torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    missing = [symbol for symbol in (*SYMBOLS, "GOMP_parallel") if not hasattr(torch_library, symbol)]
+    addresses = {symbol: look_up(symbol) for symbol in KERNEL_SYMBOLS}
+    missing = [symbol for symbol, address in addresses.items() if address is None]
     if missing:
-        raise Unavailable(f"torch {torch.__version__} lacks a function that they call ({missing[0]})")
-    return [ctypes.cast(getattr(torch_library, symbol), ctypes.c_void_p) for symbol in (*SYMBOLS, "GOMP_parallel")]
+        raise Unavailable(
+            f"torch {torch.__version__} lacks a function that they call ({missing[0].partition(':')[2]})"
+        )
+    return list(addresses.values())
 
 
 def _bind(functions: ctypes.CDLL, addresses: list[ctypes.c_void_p]) -> Library:

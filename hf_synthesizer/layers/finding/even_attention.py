@@ -20,6 +20,7 @@ from torch import nn
 from ...device.autocast import without_autocast
 from ...synthesizers.config import SynthesizerConfig
 from ...synthesizers.stock_weights import is_quantized
+from ...upstream.torch_names import ACCELERATE_FORWARD, ACCELERATE_HOOK
 from .projections import ProjectionNames, find_projection_names, head_dim, in_features, out_features
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 LENGTH, ROWS = 3, 2
 TOLERANCE = 1e-3
 """Relative to the largest number of an output. A gate or a norm changes it by far more."""
-OVERRIDES = ("forward", "_old_forward", "_hf_hook")
+OVERRIDES = ("forward", ACCELERATE_FORWARD, ACCELERATE_HOOK)
 """Attributes that offloading sets on a module, in place of its class's forward."""
 
 _EQUAL: dict[tuple[Any, ...], bool | None] = {}
@@ -100,8 +101,8 @@ class Copies:
                 copied.__dict__[name] = value
         config = module.__dict__.get("config")
         if config is not None:
-            copied.__dict__["config"] = config = copy.copy(config)
-            config.__dict__["_attn_implementation_internal"] = "eager"  # that of its sub-configs is not its own
+            copied.__dict__["config"] = config = copy.deepcopy(config)
+            config._attn_implementation = "eager"  # in its sub-configs too
         for name, parameter in module._parameters.items():
             copied._parameters[name] = None if parameter is None else self.random(parameter)
         for name, buffer in module._buffers.items():

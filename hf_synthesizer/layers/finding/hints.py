@@ -7,7 +7,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-WRAPPERS = ("module", "_orig_mod", "base_model")
+from ...upstream.torch_names import COMPILED_MODEL
+
+WRAPPERS = tuple(filter(None, ("module", COMPILED_MODEL, "base_model")))
 """Attributes in which DDP and DataParallel, torch.compile and PEFT keep the wrapped model."""
 
 

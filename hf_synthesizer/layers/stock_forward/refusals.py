@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedModelError
+from ...upstream.torch_names import base_of
 from ..refusals import unsupported, unsupported_but_dot_product
 from .call import StockForwardCall
 
@@ -76,7 +77,8 @@ def require_unchanged_mask(call: StockForwardCall, mask: torch.Tensor | None) ->
     original = call.first(MASKS)
     if mask is None or mask.dtype == torch.bool or mask is original or mask.is_meta:
         return
-    if original is not None and mask._base is not None and mask._base in (original, original._base):
+    base = base_of(mask)
+    if original is not None and base is not None and (base is original or base is base_of(original)):
         return
     hidden = torch.finfo(mask.dtype).min / 2
     if torch.compiler.is_compiling() or not bool(((mask == 0) | (mask < hidden)).all()):

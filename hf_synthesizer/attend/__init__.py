@@ -12,7 +12,7 @@ from ..device.processor import as_accelerator, on_processor
 from ..device.tracing import traced
 from ..logits.forms import Grouped, Logits, Sparse
 from ..logits.masks import AttentionMask
-from . import grouped, native, reference, sdpa, sparse, static, strips, tiled, triton
+from . import chunked, grouped, native, reference, sdpa, sparse, static, triton
 from .terms import Terms
 
 logger = logging.getLogger(__name__)
@@ -28,21 +28,20 @@ class Route(NamedTuple):
 ROUTES = {
     "static": Route(static.serves, static.static_attention),
     "native": Route(native.serves, native.native_attention),
-    "tiled": Route(tiled.serves, tiled.tiled_attention),
     "sdpa": Route(sdpa.serves, sdpa.sdpa_attention),
     "triton": Route(triton.serves, triton.triton_attention),
-    "strips": Route(strips.serves, strips.strips_attention),
+    "chunked": Route(chunked.serves, chunked.chunked_attention),
 }
 """The fast routes. `choose_route` takes the first that serves.
 
-`tiled` serves processors. On all other devices `triton` serves what its kernels support, and `strips` serves the rest.
+`native` serves processors and `triton` other devices, where their kernels can be built. `chunked` serves the rest on every device.
 In tests, `as_accelerator()` gives a processor the routes of the other devices.
 """
 FEW_LOGITS = 1 << 16
 """Number of logits in a row of the batch, over all heads. Up to this number, training on a processor is faster with plain
-operations on the whole batch than with tiles or with the kernel of `scaled_dot_product_attention`."""
+operations on the whole batch than with chunks or with the kernel of `scaled_dot_product_attention`."""
 FEW_TILED_LOGITS = 1 << 13
-"""The same limit for logits with a tiled term: autograd would keep its outer product, which is large."""
+"""The same limit for logits with an outer product, which is large: autograd would keep it."""
 
 __all__ = ["ROUTES", "as_accelerator", "attend", "choose_route"]
 
@@ -62,7 +61,7 @@ def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout
 
 
 def trains_on_few(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether this is training on a processor with so few logits that tiles gain nothing."""
+    """Whether this is training on a processor with so few logits that chunks gain nothing."""
     if traced() or not on_processor(value.device) or not torch.is_grad_enabled():
         return False
     logits = value.shape[1] * terms.query_length * value.shape[-2]

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from ..choices import Buckets
 from ..choices.all_pairs import hiding_bias
 from ..choices.hashing import Assignment
+from .sdpa import kernel_attention
 
 if TYPE_CHECKING:
     from .sparse import Rows
@@ -208,17 +209,8 @@ def _all_pairs_attention(choice: Buckets, rows: Rows) -> torch.Tensor:
 
 def _full_attention(rows: Rows) -> torch.Tensor:
     """Full attention, for rows with at most as many tokens as a bucket."""
-    padding = rows.query.shape[-1] - rows.value.shape[-1]
-    query, key = (functional.pad(x, (0, max(0, -padding))) for x in (rows.query, rows.key))
-    output = functional.scaled_dot_product_attention(
-        query,
-        key,
-        functional.pad(rows.value, (0, max(0, padding))),
-        attn_mask=None if rows.bias is None else rows.bias.to(query.dtype),
-        dropout_p=rows.dropout,
-        scale=rows.scaling,
-    )
-    return output[..., : rows.value.shape[-1]]
+    bias = None if rows.bias is None else rows.bias.to(rows.query.dtype)
+    return kernel_attention(rows.query, rows.key, rows.value, bias, rows.dropout, scale=rows.scaling)
 
 
 def _packed_row_attention(choice: Buckets, rows: Rows, number: int) -> torch.Tensor:

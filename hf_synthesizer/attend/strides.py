@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from ..choices.patterns import Pattern, near_heads
+from .sdpa import kernel_attention
 
 if TYPE_CHECKING:
     from .sparse import Rows
@@ -85,22 +86,11 @@ class HeadInputs:
 
         A query without a visible key gets zeros.
         """
-        problems = query.shape[2]
         if mask is not None:
             mask = mask.expand(self.batch, self.heads, -1, -1, -1).flatten(0, 1)
-        padding = query.shape[-1] - value.shape[-1]
-        if padding:  # fused kernels need one width for query, key and value
-            query, key = (functional.pad(x, (0, max(0, -padding))) for x in (query, key))
-            value = functional.pad(value, (0, max(0, padding)))
-        output = functional.scaled_dot_product_attention(
-            query.flatten(0, 1),
-            key.flatten(0, 1),
-            value.flatten(0, 1),
-            attn_mask=mask,
-            dropout_p=self.dropout,
-            scale=self.scaling,
-        )
-        return output.view(self.batch, self.heads, problems, -1, output.shape[-1])[..., : self.width]
+        query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
+        output = kernel_attention(query, key, value, mask, self.dropout, scale=self.scaling)
+        return output.unflatten(0, (self.batch, self.heads))
 
     def indices(self, count: int) -> torch.Tensor:
         return torch.arange(count, device=self.value.device)

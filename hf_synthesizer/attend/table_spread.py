@@ -1,4 +1,4 @@
-"""Upper bounds of max − min over a static table, without waiting for the device."""
+"""Upper bounds of max − min over a static table."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ from .terms import StaticTerm
 UNKNOWN = float("inf")
 
 
+def spread(term: StaticTerm) -> float:
+    """An upper bound of max − min over the term's numbers. Waits for the device."""
+    table = term.table.detach()
+    if term.keys is None:
+        low, high = torch.aminmax(table)
+        difference = float(high - low)
+    else:  # |a · b| ≤ |a| · |b|
+        longest = [factor.detach().float().norm(dim=-1).amax(-1) for factor in (table, term.keys)]
+        difference = 2 * float((longest[0] * longest[1]).max())
+    return difference if term.weight is None else difference * float(term.weight.detach().abs().max())
+
+
 def known_spread(term: StaticTerm) -> float:
-    """An upper bound of `StaticTerm.spread`; infinite while it is unknown.
+    """An upper bound of `spread` without waiting for the device; infinite while it is unknown.
 
     The bound is computed once for each version of a parameter. The next read of a mask transfers it. Tables in training and terms
     with a mixing weight change at each step, so their bounds stay unknown.

@@ -146,7 +146,7 @@ def _notes() -> Iterator[str]:
     if torch.get_num_threads() == 1 and (os.cpu_count() or 1) > 1:
         yield "torch uses one thread of several cores (OMP_NUM_THREADS, torch.set_num_threads)."
     if torch.cuda.is_available() and find_spec("triton") is None:
-        yield "Triton is not installed: the GPU takes the route in strips, which is slower than its kernels."
+        yield "Triton is not installed: the GPU takes the chunked route, which is slower than its kernels."
     if sys.platform == "win32":
         yield "torch.compile and Triton are not tested on Windows."
     yield "The attention backends are eager and sdpa; flash_attention_2 and flex_attention are refused with a message."
@@ -156,7 +156,7 @@ def _check_routes() -> Iterator[RouteCheck]:
     for device in _devices():
         for name in (*ROUTES, "sparse"):
             # A processor takes the routes of other devices only when it is told to.
-            elsewhere = device == "cpu" and name in ("strips", "triton")
+            elsewhere = device == "cpu" and name == "triton"
             with as_accelerator() if elsewhere else nullcontext(), torch.no_grad():
                 errors = list(_errors(name, torch.device(device)))
             note = "" if errors else "serves nothing on this device"

@@ -35,7 +35,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 
 def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
     """Whether the kernels support these terms, dtypes and masks."""
-    from .operands import DTYPES, MOST_ADDED, MOST_OUTERS, added_terms
+    from .operands import DTYPES, MOST_ADDED, MOST_OUTERS
 
     if value.dtype not in DTYPES or dropout >= 1 or len(terms.tiled) > MOST_OUTERS:
         return False
@@ -43,12 +43,12 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
         return False
     if terms.placed or 0 in value.shape:
         return False
-    added = added_terms(terms)
+    added = terms.added()
     if len(added) > MOST_ADDED:
         return False
     if torch.is_grad_enabled() and any(t.requires_grad and t.shape[1] == 1 < value.shape[1] for t, _ in added):
         return False  # all heads share the table, so threads would have to share its gradient
-    tensors = [tensor for tensor, _ in added] + [factor for term in terms.tiled for factor in term[:2]]
+    tensors = [tensor for tensor, _ in added] + [factor for pair in terms.tiled for factor in pair]
     compared = [factor for pair in terms.low_rank for factor in pair]
     compared += [factor for term in terms.static if term.keys is not None for factor in (term.table, term.keys)]
     if not tensors and not any(factor.shape[-1] for factor in compared):
@@ -97,8 +97,7 @@ def shared_weights_attention(
     kernels = library()
     assert kernels is not None  # `serves_shared_weights` has checked this
     static_terms = Terms(static=terms.static, query_length=terms.query_length)
-    inputs, tensors = KernelInputs.of(
-        static_terms, value, AttentionMask(causal_offset=causal_offset), 0.0, kernels.bfloat16
-    )
+    mask = AttentionMask(causal_offset=causal_offset)
+    inputs, tensors = KernelInputs.of(static_terms, value, mask, 0.0, kernels.bfloat16)
     factor = None if factor is None else factor.detach().float().transpose(-1, -2).contiguous()
     return native_output(replace(inputs, shared=True, factor=factor), tensors)[0].transpose(1, 2)

@@ -14,7 +14,7 @@ from ..device.processor import on_processor
 from ..device.reading import DeviceRead, read_now
 from ..device.tracing import readable
 from ..errors import SequenceTooLongError, UnsupportedModelError
-from ..logits.masks import AttentionMask
+from .masks import AttentionMask
 
 
 def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:

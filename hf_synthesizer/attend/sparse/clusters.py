@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
-from ..choices import Clusters
-from .sdpa import kernel_attention
-
-if TYPE_CHECKING:
-    from .sparse import Rows
+from ...choices import Clusters
+from ..sdpa import kernel_attention
+from .rows import Rows
 
 SMALLEST = 16  # clusters up to this size form one group; larger ones are grouped by powers of two
 
@@ -26,8 +23,10 @@ def cluster_attention(choice: Clusters, rows: Rows) -> torch.Tensor:
     output = torch.zeros_like(value)
     for members, occupied in clusters_by_size(labels, keep):  # (c, size) each
         mask = _additive_mask(members, occupied, rows)
-        q, k, v = (x[members].unsqueeze(1) for x in (query, key, value))  # (c, 1, size, …)
-        cluster_output = kernel_attention(q, k, v, mask.unsqueeze(1), rows.dropout, scale=rows.scaling)[:, 0]
+        queries, keys, values = (x[members].unsqueeze(1) for x in (query, key, value))  # (c, 1, size, …)
+        cluster_output = kernel_attention(queries, keys, values, mask.unsqueeze(1), rows.dropout, scale=rows.scaling)[
+            :, 0
+        ]
         if torch.is_grad_enabled():
             output = output.index_put((members[occupied],), cluster_output[occupied])
         else:

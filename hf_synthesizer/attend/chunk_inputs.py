@@ -40,7 +40,7 @@ class ChunkSize(NamedTuple):
     @classmethod
     def of(cls, value: torch.Tensor, query_length: int, same_ends: bool) -> ChunkSize:
         """The size for values (B, H, Lk, d_v). `same_ends` says that all rows of the batch have the same last key."""
-        batch, heads, key_length, width = value.shape
+        batch, heads, key_length, width = (max(1, size) for size in value.shape)
         if not on_processor(value.device):
             heads_together = max(1, min(heads, MOST_LOGITS // (batch * key_length * FEWEST_QUERIES)))
             queries = query_length if max(query_length, key_length) <= SHORT_LENGTH else QUERIES

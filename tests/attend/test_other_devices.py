@@ -182,8 +182,8 @@ def test_every_variant_equals_the_reference(
             torch.testing.assert_close(grad, known, rtol=tolerance, atol=tolerance * size)
 
 
-class Made(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes, and on which devices."""
+class Allocations(TorchDispatchMode):
+    """Records the largest tensor that any operation returns, and the devices of all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,16 +191,16 @@ class Made(TorchDispatchMode):
         self.devices: set[str] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.numel():
                 # What is only seen larger, an expanded view, takes no memory.
                 self.largest = max(self.largest, tensor.untyped_storage().nbytes() // tensor.element_size())
                 self.devices.add(tensor.device.type)
-        return made
+        return result
 
 
-def train_a_layer(variant: str, shape: tuple[int, int, int], device: str, padded: bool, causal: bool) -> Made:
+def train_a_layer(variant: str, shape: tuple[int, int, int], device: str, padded: bool, causal: bool) -> Allocations:
     """One forward and backward of a layer under attention dropout; (B, H, L) in `shape`."""
     rows, heads, length = shape
     config = SynthesizerConfig(variant)
@@ -209,12 +209,12 @@ def train_a_layer(variant: str, shape: tuple[int, int, int], device: str, padded
         hidden = torch.randn(rows, length, 8 * heads, requires_grad=True)
         value = torch.randn(rows, heads, length, 8, requires_grad=True)
         keep = torch.ones(rows, 1, 1, length, dtype=torch.bool) if padded else None
-    with Made() as made:
+    with Allocations() as allocations:
         mask = AttentionMask(keep, None, 0 if causal else None)
         for dropout in (0.1, 0.0):
             output = attend(layer(hidden), value, mask, dropout=dropout)[0]
             output.float().square().sum().backward()
-    return made
+    return allocations
 
 
 COUNTED = tuple(name for name in (*VARIANTS, "sparse_fixed") if name != "routing" and "lsh" not in name)
@@ -232,9 +232,9 @@ MASKED = [
 def test_nothing_as_large_as_all_logits_is_made_nor_anything_elsewhere(variant: str, mask: str) -> None:
     """Tensors of the meta device have sizes without numbers. A table's gradient is (H, L, L) on every route."""
     rows, heads, length = shape = (12, 2, 2048)
-    made = train_a_layer(variant, shape, "meta", mask in ("padded", "both"), mask in ("causal", "both"))
-    assert made.largest < rows * heads * length**2 / 10
-    assert made.devices == {"meta"}
+    allocations = train_a_layer(variant, shape, "meta", mask in ("padded", "both"), mask in ("causal", "both"))
+    assert allocations.largest < rows * heads * length**2 / 10
+    assert allocations.devices == {"meta"}
 
 
 @pytest.mark.parametrize("variant", ["random", "dense", "factorized_dense", "random+dot_product", "sparse_strided"])
@@ -242,8 +242,8 @@ def test_a_processor_on_the_routes_of_other_devices_makes_nothing_larger(variant
     """Fake tensors choose between the same kernels as true ones."""
     rows, heads, length = shape = (12, 2, 2048)
     with as_accelerator(), FakeTensorMode():
-        made = train_a_layer(variant, shape, "cpu", False, False)
-    assert made.largest < rows * heads * length**2 / 10
+        allocations = train_a_layer(variant, shape, "cpu", False, False)
+    assert allocations.largest < rows * heads * length**2 / 10
 
 
 @pytest.mark.parametrize("variant", ["random", "factorized_dense", "dense", "random+salience", "random+dot_product"])
@@ -256,12 +256,12 @@ def test_a_row_with_positions_of_its_own_makes_nothing_larger(variant: str) -> N
         value = torch.randn(rows, heads, length, 8, requires_grad=True)
         places = torch.empty(rows, length, dtype=torch.long)
     positions = Positions(length, length, 0, places, places)
-    with Made() as made:
+    with Allocations() as allocations:
         for dropout in (0.1, 0.0):
             logits = layer.synthesize(hidden, layer.project_keys(hidden), positions)
             output = attend(logits, value, AttentionMask(), dropout=dropout)[0]
             output.float().square().sum().backward()
-    assert made.largest < rows * heads * length**2 / 10
+    assert allocations.largest < rows * heads * length**2 / 10
 
 
 CHOOSING_BY_NUMBERS = [
@@ -283,10 +283,10 @@ def test_choosing_keys_makes_nothing_as_large_either(variant: str, padding: str,
     hidden = torch.randn(rows, length, 8 * heads, requires_grad=True)
     value = torch.randn(rows, heads, length, 8, requires_grad=True)
     keep = None if padding == "none" else key_mask(rows, length, padding).bool()[:, None, None, :]
-    with as_accelerator(), Made() as made:
+    with as_accelerator(), Allocations() as allocations:
         output = attend(layer(hidden), value, AttentionMask(keep, None, causal), dropout=0.1)[0]
         output.square().sum().backward()
-    assert made.largest < rows * heads * length**2 / 10
+    assert allocations.largest < rows * heads * length**2 / 10
 
 
 @pytest.mark.parametrize("variant", COUNTED)
@@ -295,6 +295,6 @@ def test_a_model_makes_no_tensor_on_another_device_than_its_own(head: str, varia
     with torch.device("meta"):
         model = patch_model(build(head), variant).train()
     inputs = {name: tensor.to("meta") for name, tensor in batch(head).items() if not name.endswith("mask")}
-    with Made() as made:
+    with Allocations() as allocations:
         first_output(model(**inputs)).sum().backward()
-    assert made.devices == {"meta"}
+    assert allocations.devices == {"meta"}

@@ -1,4 +1,4 @@
-"""The chunks of the chunked route: their sizes, their inputs and their output."""
+"""The chunks of the chunked route: their sizes, their inputs and their weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import NamedTuple, cast
 
 import torch
 
-from ..device.matmul import product
 from ..device.processor import on_processor
 from ..logits.masks import AttentionMask
 from .kernel_terms import KernelTerms, Tensors, can_hold
@@ -134,8 +133,14 @@ class ChunkInputs:
             for name, size, whole in zip("bhq", self.size, self.shape, strict=False)
         )
 
-    def output(self, chunk: Chunk, parts: Tensors, generator: torch.Generator | None) -> torch.Tensor:
-        """The output (b, h, q, d_v) of a chunk, from its parts of the tensors."""
+    @property
+    def covers_all(self) -> bool:
+        """Whether the chunks cover all logits."""
+        ends_cut = self.ends is not None and min(self.ends, default=0) < self.shape[-1]
+        return not (ends_cut or isinstance(self.mask.causal_offset, int))
+
+    def weights(self, chunk: Chunk, parts: Tensors, generator: torch.Generator | None) -> torch.Tensor:
+        """The weights (b, h, q, seen) of a chunk after dropout, from its parts of the tensors."""
         value = cast(torch.Tensor, parts[0])
         scores, is_new = KernelTerms.from_tensors(parts[1:], self.counts).logits(chunk.seen)
         if not on_processor(value.device):
@@ -153,9 +158,7 @@ class ChunkInputs:
             weights = (weights.masked_fill_ if in_place else weights.masked_fill)(hidden, 0.0)
         queries = chunk.queries.stop - chunk.queries.start
         weights = weights.to(value.dtype).expand(*value.shape[:2], queries, -1)
-        if self.dropout:
-            weights = weights * dropout_factors(weights, self.dropout, generator)
-        return product(weights, value)
+        return weights * dropout_factors(weights, self.dropout, generator) if self.dropout else weights
 
     def hidden(self, chunk: Chunk, device: torch.device) -> torch.Tensor | None:
         """True where a query of a chunk does not see a key, broadcasts to (b, h, q, seen); None if all see all."""

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from ..device.autocast import autocast_dtype, without_autocast
+from ..device.matmul import product
 from ..device.tracing import traced
 from ..logits.masks import AttentionMask
 from .chunk_inputs import ChunkInputs
@@ -47,14 +48,15 @@ def chunked_output(inputs: ChunkInputs, dimensions: Sequence[str], tensors: Tens
     """The output (B, Lq, H, d_v)."""
     value = cast(torch.Tensor, tensors[0])
     batch, heads, query_length, _ = inputs.shape
-    output = value.new_zeros(batch, query_length, heads, value.shape[-1])
+    skips_rows = inputs.ends is not None and 0 in inputs.ends
+    output = (value.new_zeros if skips_rows else value.new_empty)(batch, query_length, heads, value.shape[-1])
     generator = inputs.generator(value.device)
     for chunk in inputs.chunks():
         parts = [
             None if tensor is None else tensor[chunk.part_of(tensor, names)]
             for tensor, names in zip(tensors, dimensions, strict=True)
         ]
-        part = inputs.output(chunk, parts, generator)
+        part = product(inputs.weights(chunk, parts, generator), cast(torch.Tensor, parts[0]))
         output[chunk.rows, chunk.queries, chunk.heads] = part.transpose(1, 2)
     return output
 
@@ -100,23 +102,36 @@ def chunked_gradients(
             for tensor, names, need in zip(tensors, dimensions, needed, strict=True)
         ]
         with torch.enable_grad():
-            output = inputs.output(chunk, parts, generator)
-        part_gradients = torch.autograd.grad(
-            output,
-            [cast(torch.Tensor, parts[number]) for number in numbers],
-            gradient[chunk.rows, chunk.queries, chunk.heads].transpose(1, 2),
-        )
-        del output
-        for number, part in zip(numbers, part_gradients, strict=True):
+            weights = inputs.weights(chunk, parts, generator)
+        output_gradient = gradient[chunk.rows, chunk.queries, chunk.heads].transpose(1, 2).contiguous()
+        part_gradients = weights_gradients(weights, parts, numbers, output_gradient)
+        del weights
+        for number, part in part_gradients:
             tensor = differentiated[number]
             if once[number] and part.shape == tensor.shape:
                 grads[number] = part
                 continue
             if number not in grads:
                 dtype = part.dtype if once[number] else torch.promote_types(part.dtype, torch.float32)
-                grads[number] = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
+                new = torch.empty if once[number] and inputs.covers_all else torch.zeros
+                grads[number] = new(tensor.shape, dtype=dtype, device=tensor.device)
             target = grads[number][chunk.part_of(tensor, dimensions[number])]
             target.copy_(part) if once[number] else target.add_(part)
     for number, tensor in differentiated.items():
         grads[number] = grads[number].to(tensor.dtype) if number in grads else torch.zeros_like(tensor)
     return [grads.get(number) for number in range(len(tensors))]
+
+
+def weights_gradients(
+    weights: torch.Tensor, parts: Tensors, numbers: Sequence[int], gradient: torch.Tensor
+) -> list[tuple[int, torch.Tensor]]:
+    """(number, gradient) of each numbered part, given the gradient (b, h, q, d_v) of `weights @ value`."""
+    value, terms = cast(torch.Tensor, parts[0]).detach(), [number for number in numbers if number]
+    gradients: list[tuple[int, torch.Tensor]] = []
+    if 0 in numbers:  # computed transposed: copying the gradient is cheaper than copying the weights
+        gradients.append((0, product(gradient.transpose(-1, -2), weights.detach()).transpose(-1, -2)))
+    if terms:
+        inputs = [cast(torch.Tensor, parts[number]) for number in terms]
+        weights_gradient = product(gradient, value.transpose(-1, -2))
+        gradients += zip(terms, torch.autograd.grad(weights, inputs, weights_gradient), strict=True)
+    return gradients

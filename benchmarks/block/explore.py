@@ -25,8 +25,7 @@ from benchmarks.block.attention import inference, step
 from benchmarks.block.blocks import HEADS, STOCK, WIDTH, build
 from benchmarks.measurements.bystanders import Bystanders
 from benchmarks.measurements.records import RESULTS, Results, quick_output
-from hf_synthesizer.attend import attend
-from hf_synthesizer.attend import tile_inputs as tiles
+from hf_synthesizer.attend import attend, chunk_inputs
 from hf_synthesizer.device.matmul import linear, product
 from hf_synthesizer.logits.forms import Tiled
 from hf_synthesizer.measuring.timing import interleaved
@@ -107,18 +106,18 @@ def layout(length: int) -> Experiment:
 
 
 def tile_rows(length: int) -> Experiment:
-    """Training steps of `dense` with tiles of as many rows; stock SDPA beside them."""
+    """Training steps of `dense` with chunks of as many queries; stock SDPA beside them."""
     hidden_states = torch.randn(2, length, WIDTH, requires_grad=True)
     gradient = torch.randn(2, length, WIDTH)
     made = step(build("dense", length, torch.float32, train=True), hidden_states, None, gradient)
-    kept = tiles.ROWS
+    kept = chunk_inputs.PROCESSOR_QUERIES
 
     def with_rows(rows: int) -> None:
-        tiles.ROWS = rows
+        chunk_inputs.PROCESSOR_QUERIES = rows
         try:
             made()
         finally:
-            tiles.ROWS = kept
+            chunk_inputs.PROCESSOR_QUERIES = kept
 
     stock = step(build(STOCK, length, torch.float32, train=True), hidden_states, None, gradient)
     counts = [kept, *(rows for rows in (64, 128, 256, 512, 1024) if rows != kept)]
@@ -126,7 +125,7 @@ def tile_rows(length: int) -> Experiment:
 
 
 def short(variant: str, dtype: torch.dtype, length: int) -> Experiment:
-    """Training steps on 32 short rows: plain operations on the whole batch, or tiles row by row; stock beside them."""
+    """Training steps on 32 short rows: plain operations on the whole batch, or chunks row by row; stock beside them."""
     hidden_states = torch.randn(32, length, WIDTH, dtype=dtype, requires_grad=True)
     gradient = torch.randn_like(hidden_states)
     made, *stock = (
@@ -187,7 +186,7 @@ def flex(length: int) -> Experiment:
         with torch.no_grad():
             attention(zeros, zeros, value, score_mod=score)
 
-    return {"tiled route": route, "FlexAttention": flexible}, length, 0.0
+    return {"chunked route": route, "FlexAttention": flexible}, length, 0.0
 
 
 EXPERIMENTS: dict[str, tuple[Callable[[int], Experiment], int]] = {

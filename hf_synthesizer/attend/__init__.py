@@ -13,7 +13,7 @@ from ..device.tracing import traced
 from ..logits.forms import Grouped, Logits, Sparse
 from ..logits.masks import AttentionMask
 from ..logits.reach import Windowed
-from . import band, grouped, native, reference, sdpa, sparse, static, strips, tiled, triton
+from . import band, chunked, grouped, native, reference, sdpa, sparse, static, triton
 from .terms import Terms
 
 logger = logging.getLogger(__name__)
@@ -29,23 +29,22 @@ class Route(NamedTuple):
 ROUTES = {
     "static": Route(static.serves, static.static_attention),
     "native": Route(native.serves, native.native_attention),
-    "tiled": Route(tiled.serves, tiled.tiled_attention),
     "sdpa": Route(sdpa.serves, sdpa.sdpa_attention),
     "triton": Route(triton.serves, triton.triton_attention),
-    "strips": Route(strips.serves, strips.strips_attention),
+    "chunked": Route(chunked.serves, chunked.chunked_attention),
 }
 """The fast routes. `choose_route` takes the first that serves.
 
-`tiled` serves processors. On all other devices `triton` serves what its kernels support, and `strips` serves the rest.
+`native` serves processors and `triton` other devices, where their kernels can be built. `chunked` serves the rest on every device.
 In tests, `as_accelerator()` gives a processor the routes of the other devices.
 """
 FAR_ROUTES = {"band": Route(band.serves, band.band_attention), "native": ROUTES["native"]}
 """The routes for logits by distance and for windows, whose cost grows with the length and not with its square."""
 FEW_LOGITS = 1 << 16
 """Number of logits in a row of the batch, over all heads. Up to this number, training on a processor is faster with plain
-operations on the whole batch than with tiles or with the kernel of `scaled_dot_product_attention`."""
+operations on the whole batch than with chunks or with the kernel of `scaled_dot_product_attention`."""
 FEW_TILED_LOGITS = 1 << 13
-"""The same limit for logits with a tiled term: autograd would keep its outer product, which is large."""
+"""The same limit for logits with an outer product, which is large: autograd would keep it."""
 
 __all__ = ["ROUTES", "as_accelerator", "attend", "choose_route"]
 
@@ -65,7 +64,7 @@ def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout
 
 
 def trains_on_few(terms: Terms, value: torch.Tensor) -> bool:
-    """Whether this is training on a processor with so few logits that tiles gain nothing."""
+    """Whether this is training on a processor with so few logits that chunks gain nothing."""
     if traced() or not on_processor(value.device) or not torch.is_grad_enabled():
         return False
     logits = value.shape[1] * terms.query_length * value.shape[-2]

@@ -55,3 +55,21 @@ def require_operand(
             f"{tensor.device} ({type(tensor).__name__}); expected is ({expected}), {kinds} on {device}. "
             f"Use one batch size, one number of heads and one length, and put all tensors on one device."
         )
+
+
+def require_factors(a: int, b: int, keys: int) -> None:
+    """Check that the factors of an outer product reach all keys.
+
+    Raises:
+        AttentionInputError: if a·b < keys.
+    """
+    if a * b < keys:
+        raise AttentionInputError(
+            f"Attention was given an outer product of {a} and {b} numbers for {keys} keys. Use factors whose product is at "
+            f"least {keys}."
+        )
+
+
+def broadcast_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of all dimensions but the last. A dimension of size 1 has stride 0, and so serves all indices."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape[:-1], tensor.stride(), strict=False))

@@ -1,26 +1,29 @@
-"""The state of a device's random generator, and a generator that starts from a saved state."""
+"""Dropout of the routes that compute again in the backward: a seed, from which forward and backward draw the same numbers."""
 
 from __future__ import annotations
 
 import torch
 
+from .operand_checks import is_plain
 
-def generator_state(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The state of the default generator of a tensor's device; None for meta and fake tensors.
 
-    The state is a tensor on the host, so reading it does not wait for the device.
+def draw_seed(dropout: float, tensor: torch.Tensor) -> int:
+    """A seed from PyTorch's generator of the processor; 0 without dropout, and for tensors without numbers (meta, fake).
+
+    `torch.manual_seed`, checkpointing and `fork_rng` keep that generator. A seed is drawn on the host for any device, so that
+    nothing waits for the device.
     """
-    device = tensor.device
-    if device.type == "meta" or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return None
-    if device.type == "cpu":
-        return torch.get_rng_state()
-    module = torch.get_device_module(device)
-    return module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+    if not dropout or tensor.is_meta or not is_plain(tensor):
+        return 0
+    return int(torch.randint(1 << 62, (), device="cpu"))
 
 
-def generator_at(device: torch.device, state: torch.Tensor) -> torch.Generator:
-    """A new generator that repeats the default generator's draws from `state` on."""
-    generator = torch.Generator(device=device)
-    generator.set_state(state)
-    return generator
+def generator_from(seed: int, device: torch.device) -> torch.Generator | None:
+    """A generator of this device that starts from a seed; None for the seed 0."""
+    return torch.Generator(device=device).manual_seed(seed) if seed else None
+
+
+def dropout_factors(like: torch.Tensor, dropout: float, generator: torch.Generator | None) -> torch.Tensor:
+    """0 for dropped weights, 1 / (1 − p) for the others, in the shape of `like`."""
+    kept = torch.empty_like(like, memory_format=torch.contiguous_format).bernoulli_(1 - dropout, generator=generator)
+    return kept if dropout == 1 else kept.div_(1 - dropout)

@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch.nn import functional
 
+from ..device.matmul import default_library_is_fast
 from ..device.processor import on_processor
 from ..device.tracing import traced
 from ..logits.masks import AttentionMask
 from ..logits.positions import exporting
 from ..upstream.torch_names import has_fused_attention
+from .kernel_terms import KernelTerms, joined_factors
 from .terms import Terms
+
+FEWEST_KEYS = 256  # with fewer keys, one call of the kernel is cheaper than the many calls of the chunked route
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """Logits with a low-rank term. On devices other than processors, only if PyTorch has a fused kernel for them.
+    """Logits with a low-rank term, if the operator is the fastest route.
 
-    Without a fused kernel, the operator computes all logits at once.
+    In traced graphs it always is. On devices other than processors, it is if PyTorch has a fused kernel for these logits. Without a
+    fused kernel, the operator computes all logits at once.
     """
     if not terms.low_rank:
         return False
-    return traced() or on_processor(value.device) or _has_fused_kernel(terms, value, mask, dropout)
+    if traced():
+        return True
+    if on_processor(value.device):
+        return not chunks_are_faster(terms, value, mask, dropout)
+    return _has_fused_kernel(terms, value, mask, dropout)
+
+
+def chunks_are_faster(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
+    """Whether a processor computes low-rank logits faster in chunks than with the operator's kernel.
+
+    The kernel is faster for short sequences, and for any length if PyTorch's own matrix library runs at full speed.
+    """
+    if isinstance(mask.causal_offset, torch.Tensor) or (mask.causal_offset is not None and mask.causal_offset < 0):
+        return False
+    if dropout or terms.tiled or terms.explicit:
+        return True
+    if default_library_is_fast() and terms.is_low_rank:
+        return False
+    bias = [terms.key_bias, *(tensor for term in terms.static for tensor in term)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bias if tensor is not None):
+        return True  # the kernel has no gradient for its bias
+    return (
+        value.dtype in (torch.float32, torch.bfloat16) and len(terms.low_rank) == 1 and value.shape[-2] >= FEWEST_KEYS
+    )
 
 
 def _has_fused_kernel(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
@@ -40,7 +69,7 @@ def _has_fused_kernel(terms: Terms, value: torch.Tensor, mask: AttentionMask, dr
     has_mask = mask.keep is not None or bias is not None
     if mask.causal_offset is not None and (has_mask or not _is_zero(mask.causal_offset)):
         return False
-    query, key = (factor[:1, :1] for factor in terms.joined_low_rank(value))
+    query, key = (factor[:1, :1] for factor in joined_factors(terms.low_rank, value))
     query, key, one_value = _padded_to_one_width(query, key, value[:1, :1])
     mask_row = value.new_zeros(()).expand(1, 1, query.shape[-2], key.shape[-2]) if has_mask else None
     return has_fused_attention(query, key, one_value, mask_row, dropout, mask.causal_offset is not None)
@@ -48,14 +77,13 @@ def _has_fused_kernel(terms: Terms, value: torch.Tensor, mask: AttentionMask, dr
 
 def sdpa_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """The output (B, H, Lq, d_v); the weights never exist as a tensor."""
-    query, key = terms.joined_low_rank(value)
+    query, key = joined_factors(terms.low_rank, value)
+    key = key.expand(value.shape[0], -1, -1, -1)
+    bias: torch.Tensor | None = None
     if _key_bias_needs_gradient(terms):
         query, key = _append_key_bias(query, key, cast(torch.Tensor, terms.key_bias))
-        bias = None
-    else:
-        bias = terms.joined_bias()
-    padding = query.shape[-1] - value.shape[-1]
-    query, key, value = _padded_to_one_width(query, key, value)
+    elif not (terms.is_low_rank and terms.key_bias is None):
+        bias, _ = KernelTerms.of(replace(terms, low_rank=[]), value).logits(key.shape[-2])
     causal = mask.causal_offset is not None
     if causal and bias is None and mask.keep is None and _is_zero(mask.causal_offset):
         attention_mask = visible = None
@@ -75,23 +103,33 @@ def sdpa_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropo
         attention_mask = attention_mask.expand(value.shape[0], *attention_mask.shape[1:])
         if attention_mask.shape[-2] == 1:
             attention_mask = attention_mask.contiguous()  # small, and the kernel is slow with a batch stride of 0
+    output = kernel_attention(query, key, value, attention_mask, dropout, causal=causal)
+    return output if sees_a_key is None else output * sees_a_key
+
+
+def kernel_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+) -> torch.Tensor:
+    """`scaled_dot_product_attention` for queries and values of any width."""
+    width = value.shape[-1]
+    query, key, value = _padded_to_one_width(query, key, value)
     output = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, is_causal=causal, scale=1.0
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
     )
-    if sees_a_key is not None:
-        output = output * sees_a_key
-    return output[..., : output.shape[-1] - padding] if padding > 0 else output
-
-
-def is_low_rank(terms: Terms) -> bool:
-    """Whether all terms are low-rank or key biases."""
-    return bool(terms.low_rank) and not (terms.static or terms.tiled or terms.explicit or terms.placed)
+    return output[..., :width] if output.shape[-1] > width else output
 
 
 def _key_bias_needs_gradient(terms: Terms) -> bool:
     """Whether the key bias needs a gradient, which the kernel lacks. False while tracing: one graph serves both cases."""
     needs_gradient = terms.key_bias is not None and terms.key_bias.requires_grad and torch.is_grad_enabled()
-    return needs_gradient and is_low_rank(terms) and not traced()
+    return needs_gradient and terms.is_low_rank and not traced()
 
 
 def _append_key_bias(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Upper bounds of max − min over a static table, without waiting for the device."""
+"""Upper bounds of max − min over a static table."""
 
 from __future__ import annotations
 
@@ -6,13 +6,32 @@ import torch
 
 from ..device.reading import DeviceRead, read_later
 from ..upstream.torch_names import base_of
-from .terms import StaticTerm
+from .terms import RelativeTerm, StaticTerm
 
 UNKNOWN = float("inf")
 
 
+def spread(term: StaticTerm) -> float:
+    """An upper bound of max − min over the term's numbers. Waits for the device."""
+    table = term.table.detach()
+    if term.keys is None:
+        low, high = torch.aminmax(table)
+        difference = float(high - low)
+    else:  # |a · b| ≤ |a| · |b|
+        longest = [factor.detach().float().norm(dim=-1).amax(-1) for factor in (table, term.keys)]
+        difference = 2 * float((longest[0] * longest[1]).max())
+    return difference if term.weight is None else difference * float(term.weight.detach().abs().max())
+
+
+def spread_by_distance(term: RelativeTerm) -> float:
+    """An upper bound of max − min over a row's logits by distance."""
+    low, high = torch.aminmax(term.rows.detach(), dim=-1)
+    apart = float((high - low).max())
+    return apart if term.weight is None else apart * float(term.weight.detach().abs().max())
+
+
 def known_spread(term: StaticTerm) -> float:
-    """An upper bound of `StaticTerm.spread`; infinite while it is unknown.
+    """An upper bound of `spread` without waiting for the device; infinite while it is unknown.
 
     The bound is computed once for each version of a parameter. The next read of a mask transfers it. Tables in training and terms
     with a mixing weight change at each step, so their bounds stay unknown.

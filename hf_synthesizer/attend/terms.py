@@ -1,14 +1,12 @@
-"""Logits as a sum of terms of each kind: the input of all fast routes."""
+"""Logits as a sum of terms of each kind: what the routes choose by. `KernelTerms` is what they compute with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
-from ..device.matmul import product
 from ..device.processor import on_processor
 from ..device.tracing import traced
 from ..logits.forms import Explicit, KeyBias, Logits, LowRank, Placed, Static, StaticWeights, Sum, Tiled
@@ -26,32 +24,16 @@ class StaticTerm(NamedTuple):
     keys: torch.Tensor | None = None
     """(H or 1, Lk, k)."""
 
-    def table_heads(self, heads: slice) -> slice:
-        """The index of these heads in the table; a single head serves all."""
-        return heads if len(self.table) > 1 else slice(0, 1)
 
-    def tile(self, heads: slice, queries: slice, seen: int) -> torch.Tensor:
-        """A tile without the weight: (g or 1, rows, seen). Not differentiable: call it inside an `autograd.Function`."""
-        rows = self.table[self.table_heads(heads), queries]
-        if self.keys is None:
-            return rows[..., :seen]
-        return product(rows, self.keys[self.table_heads(heads), :seen].transpose(-1, -2))
+class AddedTerm(NamedTuple):
+    """`weight · tensor`, a term that is there as a tensor: a number for each key, or for each distance."""
 
-    def materialize(self) -> torch.Tensor:
-        """The whole term, (H or 1, Lq, Lk)."""
-        table = self.table if self.keys is None else self.table @ self.keys.transpose(-1, -2)
-        return table if self.weight is None else table * self.weight.to(table.dtype)[:, None, None]
-
-    def spread(self) -> float:
-        """An upper bound of max − min over the term's numbers."""
-        table = self.table.detach()
-        if self.keys is None:
-            low, high = torch.aminmax(table)
-            apart = float(high - low)
-        else:  # |a · b| ≤ |a| · |b|
-            longest = [factor.detach().float().norm(dim=-1).amax(-1) for factor in (table, self.keys)]
-            apart = 2 * float((longest[0] * longest[1]).max())
-        return apart if self.weight is None else apart * float(self.weight.detach().abs().max())
+    tensor: torch.Tensor
+    """(1 or B, 1 or H, 1 or Lq, Lk); by distance, (1 or B, 1 or H, 1 or Lq, columns)."""
+    weight: torch.Tensor | None
+    """(H,), or None for 1."""
+    zero: int | None = None
+    """The column of distance 0; None for a number for each key. The first and the last column serve all farther keys."""
 
 
 class RelativeTerm(NamedTuple):
@@ -72,16 +54,20 @@ class RelativeTerm(NamedTuple):
         logits = self.rows[0, :, 0].expand(heads, -1)
         return logits if self.weight is None else logits * self.weight.to(logits.dtype)[:, None]
 
-    def spread(self) -> float:
-        """An upper bound of max − min over a row's logits."""
-        low, high = torch.aminmax(self.rows.detach(), dim=-1)
-        apart = float((high - low).max())
-        return apart if self.weight is None else apart * float(self.weight.detach().abs().max())
 
+class PlacedTerm(NamedTuple):
+    """A `Placed` form: `weight · table`, or the columns of the outer product of `table` and `outer`."""
 
-def static_terms(tensors: Sequence[torch.Tensor | None]) -> list[StaticTerm]:
-    """[weight, table, keys, weight, table, keys, …] → terms."""
-    return [StaticTerm(*tensors[start : start + 3]) for start in range(0, len(tensors), 3)]  # type: ignore[arg-type]
+    weight: torch.Tensor | None
+    """(H,), or None for 1."""
+    table: torch.Tensor
+    """(H or 1, N, N); with `outer`, the inner factor (B, H, Lq, a)."""
+    outer: torch.Tensor | None
+    """(B, H, Lq, b)."""
+    key: torch.Tensor
+    """Positions (B or 1, Lk)."""
+    query: torch.Tensor | None
+    """Positions (B or 1, Lq); None beside `outer`."""
 
 
 @dataclass
@@ -91,22 +77,22 @@ class Terms:
     Attributes:
         static: static terms. They keep their weights, because a weighted table would be a copy of the table.
         low_rank: pairs of queries (B, H, Lq, r) and keys (1 or B, H, Lk, r).
-        tiled: triples of inner (B, H, Lq, a), outer (B, H, Lq, b) and key length.
+        tiled: pairs of inner (B, H, Lq, a) and outer (B, H, Lq, b).
         weights: known softmax weights, if there is no other term than key biases; else they become logits in `static`.
         key_bias: (1 or B, H or 1, 1, Lk) or None.
         explicit: tensors (1 or B, 1 or H, 1 or Lq, Lk).
-        placed: placed tables (weight, form) and placed outer products (None, form); on a processor and in a traced graph
-            they are in `explicit`.
+        relative: terms by distance, where distances are differences of indices; elsewhere they are in `static` or `explicit`.
+        placed: placed terms; on a processor and in a traced graph they are in `explicit`.
         query_length: Lq.
     """
 
     static: list[StaticTerm] = field(default_factory=list)
     low_rank: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    tiled: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
+    tiled: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     weights: StaticWeights | None = None
     key_bias: torch.Tensor | None = None
     explicit: list[torch.Tensor] = field(default_factory=list)
-    placed: list[tuple[torch.Tensor | None, Placed]] = field(default_factory=list)
+    placed: list[PlacedTerm] = field(default_factory=list)
     relative: list[RelativeTerm] = field(default_factory=list)
     query_length: int = 1
 
@@ -148,13 +134,13 @@ class Terms:
             if term.key_bias is not None:
                 self.add_key_bias(term.key_bias.unsqueeze(-2))
         elif isinstance(term, Tiled):
-            self.tiled.append((scaled(term.inner), term.outer, term.key_length))
+            self.tiled.append((scaled(term.inner), term.outer))
         elif isinstance(term, Placed) and not (traced() or on_processor(term.key.device)):
-            if isinstance(term.form, Tiled):
-                columns = Tiled(scaled(term.form.inner), term.form.outer, term.form.key_length)
-                self.placed.append((None, Placed(columns, term.key)))
+            form = term.form
+            if isinstance(form, Tiled):
+                self.placed.append(PlacedTerm(None, scaled(form.inner), form.outer, term.key, None))
             else:
-                self.placed.append((weight, term))
+                self.placed.append(PlacedTerm(weight, form.table, None, term.key, term.query))
         elif isinstance(term, KeyBias):
             self.add_key_bias(scaled(term.bias))
         elif isinstance(term, Explicit):
@@ -200,45 +186,23 @@ class Terms:
         else:
             self.explicit.append(bias)
 
-    def joined_low_rank(self, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries (B, H, Lq, Σr) and keys (B, H, Lk, Σr) of all low-rank terms, concatenated, in the values' dtype."""
-        batch = value.shape[0]
-        queries = [query.to(value.dtype) for query, _ in self.low_rank]
-        keys = [key.to(value.dtype).expand(batch, -1, -1, -1) for _, key in self.low_rank]
-        return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, dim=-1), torch.cat(keys, dim=-1))
+    @property
+    def is_low_rank(self) -> bool:
+        """Whether all terms are low-rank or key biases."""
+        return bool(self.low_rank) and not (self.static or self.tiled or self.explicit or self.placed or self.relative)
 
-    def joined_with_factors(self, value: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """`joined_low_rank`, with the factors of static terms as further queries and keys.
+    def added(self) -> list[AddedTerm]:
+        """Key bias, explicit terms, whole tables and terms by distance, which come last."""
+        added = [] if self.key_bias is None else [AddedTerm(self.key_bias, None)]
+        added += [AddedTerm(explicit, None) for explicit in self.explicit]
+        added += [AddedTerm(term.table.unsqueeze(0), term.weight) for term in self.static if term.keys is None]
+        return added + [AddedTerm(term.rows, term.weight, term.form.max_distance) for term in self.relative]
 
-        Keys are (1, H, Lk, Σr) if all of them are the same for the batch. (None, None) if there are no such terms.
-        """
-        batch, heads = value.shape[:2]
-        queries, keys = [query for query, _ in self.low_rank], [key for _, key in self.low_rank]
-        for term in self.static:
-            if term.keys is not None:
-                table = term.table
-                if term.weight is not None:
-                    table = table * term.weight.to(table.dtype)[:, None, None]
-                queries.append(table.expand(heads, -1, -1)[None])
-                keys.append(term.keys.expand(heads, -1, -1)[None])
-        if not queries:
-            return None, None
-        shared = all(key.shape[0] == 1 for key in keys)
-        queries = [query.to(value.dtype).expand(batch, -1, -1, -1) for query in queries]
-        keys = [key.to(value.dtype).expand(1 if shared else batch, -1, -1, -1) for key in keys]
-        return (queries[0], keys[0]) if len(keys) == 1 else (torch.cat(queries, -1), torch.cat(keys, -1))
-
-    def joined_bias(self) -> torch.Tensor | None:
-        """The sum of all terms but the low-rank ones, broadcasts to (B, H, Lq, Lk), or None."""
-        total = self.key_bias
-        for term in self.static:
-            total = _add_term(total, term.materialize().unsqueeze(0))
-        for inner, outer, key_length in self.tiled:
-            total = _add_term(total, Tiled(inner, outer, key_length).materialize())
-        for explicit in self.explicit:
-            total = _add_term(total, explicit)
-        return total
-
-
-def _add_term(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
-    return term if total is None else total + term
+    def factors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Queries and keys of all products: of low-rank terms (B, H, L, r), and of factorized tables (1, H or 1, L, k)."""
+        pairs = list(self.low_rank)
+        for weight, table, keys in self.static:
+            if keys is not None:
+                table = table if weight is None else table * weight.to(table.dtype)[:, None, None]
+                pairs.append((table.unsqueeze(0), keys.unsqueeze(0)))
+        return pairs

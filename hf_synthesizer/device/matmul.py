@@ -1,8 +1,8 @@
-"""Matrix products and projections by the faster of the two libraries that PyTorch brings for the CPU.
+"""Matrix products and projections by the faster of the two matrix libraries that PyTorch brings for the processor.
 
-`torch.mm` in float32 goes to MKL, which on some processors reaches less than half the speed of oneDNN (see
-docs/performance.md). PyTorch itself reaches oneDNN in float32 through one operator, the one its compiler emits; it has no
-derivative, so that only code that is its own backward may call this.
+`torch.mm` in float32 calls MKL, which on some processors reaches less than half the speed of oneDNN (see docs/performance.md).
+PyTorch reaches oneDNN in float32 through one operator, which its compiler emits. The operator has no derivative, so `Projection`
+adds it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..upstream.torch_names import mkldnn_linear as _LINEAR
 from .processor import on_processor
 from .tracing import traced
 
-# Below this many multiply-adds the operator's own cost outweighs its speed.
 _SMALL = 1 << 21
+"""Multiply-adds of a product. Below this number, the overhead of the operator is larger than its gain."""
 
 
 @cache
@@ -34,33 +34,39 @@ def default_library_is_fast() -> bool:
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """`a @ b` for (M, K) and (K, N), or for batches (g, M, K) and (g, K, N), without a derivative.
-
-    `b` may be the transpose of a contiguous matrix.
-    """
-    if a.dim() == 3 and len(a) == 1:
-        return product(a[0], b[0]).unsqueeze(0)
-    if a.dim() == 3 or not _worth_it(a, b.shape[-1]):
+    """`a @ b`, for matrices or batches of them. Large products of single matrices go to oneDNN."""
+    if traced():  # an exported program would keep a bound on the sizes that are compared
         return a @ b
+    if a.dim() > 2 and a.dim() == b.dim() and a.shape[:-2].numel() == b.shape[:-2].numel() == 1:
+        return product(a.flatten(0, -2), b.flatten(0, -2)).view(*a.shape[:-1], -1)
+    if a.dim() > 2 or not _worth_it(a, b.shape[-1]):
+        return a @ b
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return Projection.apply(a, b.t(), None)
+    return _one_dnn_product(a, b.t(), None)
+
+
+def _one_dnn_product(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`a weightᵀ + bias`. Other strides than those of a matrix and its transpose would make oneDNN a thousand times slower."""
     if not a.is_contiguous():
         a = a.contiguous()
-    if not (b.is_contiguous() or b.t().is_contiguous()):
-        b = b.contiguous()  # any other stride would send oneDNN to its reference code, a thousand times slower
-    return _LINEAR(a, b.t(), None, "none", [], "")
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.contiguous()
+    return _LINEAR(a, weight, bias, "none", [], "")
 
 
 def linear(module: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
-    """`module(tensor)`; a plain `nn.Linear` in float32 on the CPU by oneDNN, with a derivative.
+    """`module(tensor)`, by oneDNN for a plain `nn.Linear` in float32 on a processor.
 
-    What is more than that is called as it is: a subclass or a stand-in (LoRA, quantization), a module with hooks or with a
-    `forward` of its own (offloading), autocast, and a graph that is being traced. A plain one in another precision than the
-    model (Transformers keeps some in float32, by parts of their names) works in its own, and gives back the tensor's.
+    Any other module is called: a subclass or a replacement (LoRA, quantization), a module with hooks or with its own `forward`
+    (offloading). So is every module under autocast and in a traced graph. Transformers keeps some modules in float32 in a model of
+    another dtype. A plain `nn.Linear` among them computes in its own dtype and returns the tensor's.
     """
     if _in_other_precision(module, tensor):
         return module(tensor.to(cast(torch.Tensor, module.weight).dtype)).to(tensor.dtype)
     if (
         type(module) is not nn.Linear
-        or traced()  # before sizes are compared, of which an exported program would keep a bound
+        or traced()  # first: an exported program would keep a bound on the sizes that are compared
         or not _worth_it(tensor, module.out_features)
         or type(tensor) not in (torch.Tensor, nn.Parameter)
         or not _is_plain(module)
@@ -87,25 +93,22 @@ class Projection(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(tensor, weight)
         rows = tensor.reshape(-1, tensor.shape[-1])
-        made = _LINEAR(rows, weight.contiguous(), bias, "none", [], "")
-        return made.view(*tensor.shape[:-1], -1)
+        return _one_dnn_product(rows, weight, bias).view(*tensor.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tensor, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.shape[-1])
         needs_tensor, needs_weight, needs_bias = ctx.needs_input_grad
-        # With a graph of the gradient (`create_graph=True`) this has to have a derivative itself.
-        multiply = torch.matmul if torch.is_grad_enabled() else product
         return (
-            multiply(rows, weight).view_as(tensor) if needs_tensor else None,
-            multiply(rows.t(), tensor.reshape(-1, tensor.shape[-1])) if needs_weight else None,
+            product(rows, weight).view_as(tensor) if needs_tensor else None,
+            product(rows.t(), tensor.reshape(-1, tensor.shape[-1])) if needs_weight else None,
             rows.sum(0) if needs_bias else None,
         )
 
 
 def _worth_it(a: torch.Tensor, columns: int) -> bool:
-    """Whether oneDNN may and should make the product of `a` and so many columns."""
+    """Whether oneDNN may compute the product of `a` with a matrix of this many columns, and is faster."""
     return (
         _LINEAR is not None
         and on_processor(a.device)
@@ -116,7 +119,7 @@ def _worth_it(a: torch.Tensor, columns: int) -> bool:
 
 
 def _is_plain(module: nn.Linear) -> bool:
-    """Whether a call of the module is `x Wᵀ + b`, and nothing more."""
+    """Whether a call of the module is `x Wᵀ + b` and nothing else."""
     if type(module.weight) is not nn.Parameter or "forward" in module.__dict__:
         return False
     return module.weight.dtype == torch.float32 and not has_hooks(module)

@@ -157,6 +157,15 @@ class AttentionMask:
             self.known_extents = self._structure()[-1]
         return self.known_extents
 
+    def row_ends(self, batch: int) -> tuple[tuple[int, ...] | None, torch.Tensor | None]:
+        """For a mask of keys, each row's last visible index + 1, and `keep` if a row hides an earlier key; else (None, `keep`)."""
+        if self.keep is None or self.keep.shape[1] != 1 or self.keep.shape[2] != 1:
+            return None, self.keep
+        extents = self.extents()
+        rows = range(batch)
+        ends = tuple(extents.of(row)[1] for row in rows)
+        return ends, self.keep if any(extents.hides_one(row) for row in rows) else None
+
     def device_read(self) -> DeviceRead:
         """The read that `simplified` and `extents` need."""
         # One tensor may back masks of several shapes. Each shape has its own cached answer.

@@ -14,8 +14,8 @@ from ..device.processor import on_processor
 from ..device.reading import DeviceRead, read_now
 from ..device.tracing import readable
 from ..errors import SequenceTooLongError, UnsupportedModelError
-from ..logits.masks import AttentionMask
 from ..upstream.torch_names import assert_async
+from .masks import AttentionMask
 
 
 def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:

@@ -138,7 +138,7 @@ def _notes() -> Iterator[str]:
     if torch.get_num_threads() == 1 and (os.cpu_count() or 1) > 1:
         yield "torch uses one thread of several cores (OMP_NUM_THREADS, torch.set_num_threads)."
     if torch.cuda.is_available() and find_spec("triton") is None:
-        yield "Triton is not installed: the GPU uses the route strips, which is slower than Triton's kernels."
+        yield "Triton is not installed: the GPU uses the chunked route, which is slower than Triton's kernels."
     if sys.platform == "win32":
         yield "torch.compile and Triton are not tested on Windows."
     yield "The attention backends are eager and sdpa; flash_attention_2 and flex_attention are refused with a message."
@@ -147,10 +147,7 @@ def _notes() -> Iterator[str]:
 def _check_routes() -> Iterator[RouteCheck]:
     for device in _devices():
         for name in (*ROUTES, "sparse"):
-            accelerated = device == "cpu" and name in (
-                "strips",
-                "triton",
-            )  # which serve a CPU only inside this context
+            accelerated = device == "cpu" and name == "triton"  # which serves a CPU only inside this context
             with as_accelerator() if accelerated else nullcontext(), torch.no_grad():
                 errors = list(_errors(name, torch.device(device)))
             note = "" if errors else "serves nothing on this device"

@@ -9,7 +9,19 @@ import torch
 from hypothesis import given, settings
 
 from hf_synthesizer import SynthesizerAttention
-from hf_synthesizer.attend import ROUTES, Route, attend, choose_route, native, reference, static, tile_inputs, tiled
+from hf_synthesizer.attend import (
+    ROUTES,
+    Route,
+    attend,
+    choose_route,
+    chunk_inputs,
+    chunked,
+    native,
+    reference,
+    sdpa,
+    static,
+)
+from hf_synthesizer.attend.kernel_terms import KernelTerms
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.device import matmul
 from hf_synthesizer.logits.forms import KeyBias, LowRank, Static, Sum
@@ -20,15 +32,16 @@ from tests.helpers.problems import Posed, leaves, make_form, make_logits, make_m
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
-    problems([torch.float32, torch.float64, torch.bfloat16], rows=[2, 3, 512], tile=[8, 100, 1 << 18]),
+    problems([torch.float32, torch.float64, torch.bfloat16], rows=[2, 3, 512], chunk=[8, 100, 1 << 18]),
 )
 def test_fast_routes_equal_the_reference(problem) -> None:
     posed = Posed.of(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile_inputs, "ROWS", problem["rows"])
-        patch.setattr(static, "ROWS", problem["rows"])
-        patch.setattr(tile_inputs, "TILE_LOGITS", problem["tile"])
-        for route in ("static", "native", "tiled", "sdpa"):
+        patch.setattr(chunk_inputs, "PROCESSOR_QUERIES", problem["rows"])
+        patch.setattr(chunk_inputs, "PROCESSOR_LOGITS", problem["chunk"])
+        patch.setattr(chunk_inputs, "FEWEST_HEADS", 1)
+        patch.setattr(sdpa, "chunks_are_faster", lambda *_: False)  # all that it can serve
+        for route in ("static", "native", "chunked", "sdpa"):
             posed.check(route)
 
 
@@ -44,7 +57,7 @@ def test_gradcheck_in_float64(names: list[str], mask: str) -> None:
     )
     value = torch.randn(2, 2, 5, 3, dtype=torch.float64, requires_grad=True)
     inputs = tuple(leaves(logits, attention_mask, value))
-    for route in (ROUTES["static"], ROUTES["tiled"]):
+    for route in (ROUTES["static"], ROUTES["chunked"]):
         if route.serves(Terms.of(logits, attention_mask), value, attention_mask, 0.0):
 
             def output(*_: torch.Tensor, route: Route = route) -> torch.Tensor:
@@ -53,11 +66,11 @@ def test_gradcheck_in_float64(names: list[str], mask: str) -> None:
             assert torch.autograd.gradcheck(output, inputs)
 
 
-def test_dropout_of_the_tiled_route_is_the_same_in_forward_and_backward() -> None:
+def test_dropout_of_the_chunked_route_is_the_same_in_forward_and_backward() -> None:
     """The output is linear in the values, so its gradient shows the very weights that the forward used."""
     logits = LowRank(torch.randn(2, 3, 6, 4), torch.randn(1, 3, 7, 4))
     value = torch.randn(2, 3, 7, 5, dtype=torch.float32, requires_grad=True)
-    output = tiled.tiled_attention(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
+    output = chunked.chunked_attention(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
     upstream = torch.randn_like(output)
     (grad,) = torch.autograd.grad(output, value, upstream)
     torch.testing.assert_close((grad * value).sum(), (output * upstream).sum())
@@ -82,18 +95,18 @@ def test_dropout_drops_and_scales() -> None:
         ("static", "causal-left", 0.0, 8, "static"),
         ("static", "position", 0.0, 8, "static"),
         ("static", "none", 0.1, 8, "reference"),
-        ("static", "none", 0.1, 200, "tiled"),
+        ("static", "none", 0.1, 200, "chunked"),
         ("static", "scattered", 0.0, 8, "reference"),
-        ("static", "scattered", 0.0, 200, "tiled"),
+        ("static", "scattered", 0.0, 200, "chunked"),
         ("low_rank", "none", 0.0, 8, "reference"),
         ("low_rank", "none", 0.0, 200, "sdpa"),
-        ("low_rank", "none", 0.0, 300, "tiled"),
+        ("low_rank", "none", 0.0, 300, "chunked"),
         ("low_rank", "right", 0.1, 8, "reference"),
-        ("low_rank", "right", 0.1, 200, "tiled"),
+        ("low_rank", "right", 0.1, 200, "chunked"),
         ("tiled", "none", 0.0, 8, "reference"),
-        ("tiled", "none", 0.0, 80, "tiled"),
-        ("salience", "none", 0.0, 200, "tiled"),
-        ("explicit", "none", 0.0, 200, "tiled"),
+        ("tiled", "none", 0.0, 80, "chunked"),
+        ("salience", "none", 0.0, 200, "chunked"),
+        ("explicit", "none", 0.0, 200, "chunked"),
         ("static", "none", 0.0, 1, "reference"),
         ("low_rank", "none", 0.0, 1, "reference"),
     ],
@@ -135,11 +148,11 @@ def test_low_rank_forms_take_the_stock_kernel_where_its_library_is_fast(monkeypa
     """A bias of keys, which wants a gradient, stands among them as one more column."""
     monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
     logits, value = make_form("biased", 2, 2, 300, 300, torch.float32), torch.randn(2, 2, 300, 4)
-    for fast, route in ((False, "tiled"), (True, "sdpa")):
-        monkeypatch.setattr(tiled, "default_library_is_fast", lambda fast=fast: fast)
+    for fast, route in ((False, "chunked"), (True, "sdpa")):
+        monkeypatch.setattr(sdpa, "default_library_is_fast", lambda fast=fast: fast)
         assert choose_route(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.0) == route
     with monkeypatch.context() as patch:
-        patch.setattr(Terms, "joined_bias", None)  # whoever asked for a bias of the size of a mask would call it
+        patch.setattr(KernelTerms, "logits", None)  # whoever asked for a bias of the size of a mask would call it
         actual = attend(logits, value)[0]
     reference_output = reference.reference_attention(logits, value, AttentionMask())[0]
     torch.testing.assert_close(actual, reference_output, rtol=1e-5, atol=1e-5)
@@ -152,7 +165,7 @@ def test_low_rank_forms_take_the_stock_kernel_where_its_library_is_fast(monkeypa
         torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("form", "route"), [("low_rank", "sdpa"), ("tiled", "tiled"), ("salience", "tiled")])
+@pytest.mark.parametrize(("form", "route"), [("low_rank", "sdpa"), ("tiled", "chunked"), ("salience", "chunked")])
 def test_short_sequences_take_a_fast_route_without_a_gradient(
     form: str, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +185,7 @@ def test_a_table_or_salience_of_great_range_takes_the_stable_route(monkeypatch: 
     ):
         mask = AttentionMask(keep)
         with torch.no_grad():
-            assert choose_route(Terms.of(logits, mask), value, mask, 0.0) == "tiled"
+            assert choose_route(Terms.of(logits, mask), value, mask, 0.0) == "chunked"
             torch.testing.assert_close(
                 attend(logits, value, mask)[0], reference.reference_attention(logits, value, mask)[0]
             )

@@ -8,7 +8,7 @@ from torch import nn
 
 import hf_synthesizer.attend as attention
 from hf_synthesizer import patch_model
-from hf_synthesizer.attend import ROUTES, reference, tiled
+from hf_synthesizer.attend import ROUTES, chunked, reference
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.device import matmul
 from tests.helpers.models import CHOOSING, VARIANTS, build, mask, randomize
@@ -33,14 +33,14 @@ def penalty(output: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tens
 
 @pytest.mark.parametrize("hidden", ["none", "causal", "right", "scattered", "position"])
 @pytest.mark.parametrize("names", FORMS, ids="+".join)
-def test_the_tiled_and_the_static_route_equal_the_reference(names: list[str], hidden: str) -> None:
+def test_the_chunked_and_the_static_route_equal_the_reference(names: list[str], hidden: str) -> None:
     torch.manual_seed(0)
     logits = make_logits(names, True, 2, 3, 5, 5, dtype=torch.float64)
     value = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
     attention_mask = make_mask(hidden, 2, 3, 5, 5, torch.float64)
     inputs = [value, *leaves(logits)]
     expected = penalty(reference.reference_attention(logits, value, attention_mask)[0], inputs)
-    for name in ("static", "tiled"):
+    for name in ("static", "chunked"):
         terms, route = Terms.of(logits, attention_mask), ROUTES[name]
         if name == "static" and not route.serves(terms, value, attention_mask, 0.0):
             continue
@@ -55,7 +55,7 @@ def test_dropout_is_the_same_in_the_gradient_of_a_gradient() -> None:
     logits = make_logits(["low_rank"], False, 2, 3, 5, 5, dtype=torch.float64)
     value = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
     attention_mask = make_mask("right", 2, 3, 5, 5, torch.float64)
-    output = tiled.tiled_attention(Terms.of(logits, attention_mask), value, attention_mask, 0.4)
+    output = chunked.chunked_attention(Terms.of(logits, attention_mask), value, attention_mask, 0.4)
     plain = torch.autograd.grad(output.sum(), [value, logits.query], retain_graph=True)
     recorded = torch.autograd.grad(output.sum(), [value, logits.query], create_graph=True)
     for actual, expected in zip(recorded, plain, strict=True):

@@ -345,7 +345,7 @@ def test_the_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_SYNTHESIZER_NATIVE", "0")
     assert build.library() is None and "HF_SYNTHESIZER_NATIVE=0" in str(native.unavailable_reason())
     terms = Terms.of(Tiled(torch.randn(2, 2, 80, 8), torch.randn(2, 2, 80, 10), 80), AttentionMask())
-    assert choose_route(terms, torch.randn(2, 2, 80, 4), AttentionMask(), 0.0) == "tiled"
+    assert choose_route(terms, torch.randn(2, 2, 80, 4), AttentionMask(), 0.0) == "chunked"
 
 
 def test_the_doctor_says_why_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

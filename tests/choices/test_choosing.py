@@ -17,7 +17,8 @@ from hf_synthesizer import (
     transfer_attention,
     unpatch_model,
 )
-from hf_synthesizer.attend import attend, buckets, reference
+from hf_synthesizer.attend import attend, reference
+from hf_synthesizer.attend.sparse import buckets
 from hf_synthesizer.logits.masks import AttentionMask
 from tests.helpers.models import CHOOSING, RELATIVES, batch, build, first_output, mask
 from tests.helpers.teaching import loader, sharp, student_of

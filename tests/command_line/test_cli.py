@@ -210,7 +210,7 @@ def test_bench_and_doctor(folder: Path) -> None:
     assert "'int8' is not one of 'float32'" in refused(folder, "bench", "stock", "--dtype=int8", code=2)
     doctor = run(folder, "doctor")
     routes = {check["route"]: check for check in doctor["routes"] if check["device"] == "cpu"}
-    assert doctor["passed"] and all(routes[name]["forms"] for name in ("static", "tiled", "sdpa", "strips", "sparse"))
+    assert doctor["passed"] and all(routes[name]["forms"] for name in ("static", "chunked", "sdpa", "sparse"))
     assert {"torch", "transformers", "python"} <= set(doctor["versions"])
 
 

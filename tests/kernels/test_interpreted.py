@@ -186,7 +186,7 @@ def test_every_variant_trains_through_the_kernels(
         actual = run()
     route = caplog.text.split()[-1]
     assert (
-        route in ("triton", "sdpa") if variant.startswith("dot_product") else route in ("triton", "sparse", "strips")
+        route in ("triton", "sdpa") if variant.startswith("dot_product") else route in ("triton", "sparse", "chunked")
     )
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -202,10 +202,10 @@ def test_every_variant_trains_through_the_kernels(
         ("biased", 0.1, "causal-left", torch.float32, "triton"),
         ("static", 0.0, "none", torch.float32, "static"),
         ("low_rank", 0.0, "none", torch.float32, "sdpa"),
-        ("tiled", 0.0, "scattered", torch.float32, "strips"),
-        ("explicit", 0.0, "none", torch.float32, "strips"),
-        ("tiled", 0.0, "none", torch.float64, "strips"),
-        ("tiled", 1.0, "none", torch.float32, "strips"),
+        ("tiled", 0.0, "scattered", torch.float32, "chunked"),
+        ("explicit", 0.0, "none", torch.float32, "chunked"),
+        ("tiled", 0.0, "none", torch.float64, "chunked"),
+        ("tiled", 1.0, "none", torch.float32, "chunked"),
     ],
 )
 def test_what_the_kernels_serve(form: str, dropout: float, mask: str, dtype: torch.dtype, route: str) -> None:
@@ -220,7 +220,7 @@ def test_the_environment_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HF_SYNTHESIZER_TRITON", "0")
     logits, value = make_form("tiled", 2, 2, 8, 8, torch.float32), torch.randn(2, 2, 8, 4)
     with as_accelerator():
-        assert choose_route(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.0) == "strips"
+        assert choose_route(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.0) == "chunked"
 
 
 @pytest.mark.parametrize("fault", ["wrong", "raises"])
@@ -247,7 +247,7 @@ def test_a_kernel_that_fails_its_check_is_left_out_with_one_warning(
                 torch.testing.assert_close(
                     attend(logits, value)[0], reference.reference_attention(logits, value, mask)[0]
                 )
-                assert choose_route(Terms.of(logits, mask), value, mask, 0.0) == "strips"
+                assert choose_route(Terms.of(logits, mask), value, mask, 0.0) == "chunked"
     finally:
         check.passes_check.cache_clear()
     (warning,) = warnings

@@ -38,7 +38,7 @@ def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: floa
 
 def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
     """Whether the kernels support these terms, dtypes and masks."""
-    from .operands import DTYPES, MOST_ADDED, MOST_OUTERS, added_terms
+    from .operands import DTYPES, MOST_ADDED, MOST_OUTERS
 
     if value.dtype not in DTYPES or dropout >= 1 or len(terms.tiled) > MOST_OUTERS:
         return False
@@ -46,22 +46,15 @@ def fits(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float)
         return False
     if terms.placed or 0 in value.shape:
         return False
-    added = added_terms(terms)
+    added = terms.added()
     if len(added) > MOST_ADDED:
         return False
-    if torch.is_grad_enabled() and any(
-        t.requires_grad and t.shape[1] == 1 < value.shape[1]
-        for t in [*(t for t, _ in added), *(term.rows for term in terms.relative)]
-    ):
+    if torch.is_grad_enabled() and any(t.requires_grad and t.shape[1] == 1 < value.shape[1] for t, *_ in added):
         return False  # all heads share the table, so threads would have to share its gradient
-    if len(added) + len(terms.relative) > MOST_ADDED:
+    reach = mask.reach
+    if reach is not None and (reach.positions.per_row or isinstance(reach.positions.start, torch.Tensor)):
         return False
-    if mask.reach is not None and (
-        mask.reach.positions.per_row or isinstance(mask.reach.positions.start, torch.Tensor)
-    ):
-        return False
-    tensors = [tensor for tensor, _ in added] + [term.rows for term in terms.relative]
-    tensors += [factor for term in terms.tiled for factor in term[:2]]
+    tensors = [tensor for tensor, *_ in added] + [factor for pair in terms.tiled for factor in pair]
     compared = [factor for pair in terms.low_rank for factor in pair]
     compared += [factor for term in terms.static if term.keys is not None for factor in (term.table, term.keys)]
     if not tensors and not any(factor.shape[-1] for factor in compared):
@@ -100,7 +93,7 @@ def near_attention(
     assert kernels is not None  # `serves` has checked this
     with torch.autocast("cpu", enabled=False):
         inputs, tensors = KernelInputs.of(terms, value, mask, 0.0, kernels.bfloat16)
-        return attention_and_normalisers(replace(inputs, window=window, by_tiles=True), tensors)
+        return attention_and_normalisers(replace(inputs, near=window), tensors)
 
 
 def serves_shared_weights(terms: Terms, value: torch.Tensor) -> bool:
@@ -129,8 +122,7 @@ def shared_weights_attention(
     kernels = library()
     assert kernels is not None  # `serves_shared_weights` has checked this
     static_terms = Terms(static=terms.static, query_length=terms.query_length)
-    inputs, tensors = KernelInputs.of(
-        static_terms, value, AttentionMask(causal_offset=causal_offset), 0.0, kernels.bfloat16
-    )
+    mask = AttentionMask(causal_offset=causal_offset)
+    inputs, tensors = KernelInputs.of(static_terms, value, mask, 0.0, kernels.bfloat16)
     factor = None if factor is None else factor.detach().float().transpose(-1, -2).contiguous()
     return native_output(replace(inputs, shared=True, factor=factor), tensors)[0].transpose(1, 2)

@@ -8,14 +8,12 @@ from typing import Any, cast
 
 import torch
 
-from ...logits.forms import Explicit, Tiled
-from ...logits.masks import AttentionMask
-from .. import reference
-from ..differentiable import differentiable_gradients
+from ..differentiable import differentiable_gradients, plain_normaliser, plain_output
+from ..kernel_terms import KernelTerms, Tensors
+from ..operand_checks import broadcast_strides
+from ..terms import AddedTerm
 from .build import Library, library
 from .operands import KINDS, KernelArguments, KernelInputs, allocate, checked_pointer, kernel_layout, tensor_argument
-
-Tensors = Sequence[torch.Tensor | None]
 
 
 def attention_by_kernels(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
@@ -80,15 +78,22 @@ class NativeAttention(torch.autograd.Function):
         # Hooks on saved tensors may change the layout.
         output, normaliser, *tensors = map(kernel_layout, ctx.saved_tensors)
         inputs, needed = ctx.inputs, ctx.needs_input_grad[1:]
-        if gradient is None:
-            gradient = torch.zeros_like(output)
+        gradient = torch.zeros_like(output) if gradient is None else gradient
         if torch.is_grad_enabled():  # create_graph=True
-            if normaliser_gradient is None:
-                normaliser_gradient = torch.zeros_like(normaliser)
-            both = torch.cat((gradient.flatten(), normaliser_gradient.to(gradient.dtype).flatten()))
-            return None, *differentiable_gradients(
-                lambda tensors: plain_results(inputs, tensors), tensors, needed, both
-            )
+            factors = dropout_factors(inputs, tensors) if inputs.dropout else None
+
+            def compute(tensors: Tensors) -> torch.Tensor:
+                terms, value = KernelTerms.from_tensors(tensors[1:], inputs.counts), cast(torch.Tensor, tensors[0])
+                mask = inputs.plain_mask(value.shape[2])
+                plain = plain_output(terms, value, inputs.query_length, mask, factors)
+                if normaliser_gradient is None:
+                    return plain
+                logs = plain_normaliser(terms, value, inputs.query_length, mask)
+                return torch.cat((plain.flatten(), logs.to(plain.dtype).flatten()))
+
+            if normaliser_gradient is not None:
+                gradient = torch.cat((gradient.flatten(), normaliser_gradient.to(gradient.dtype).flatten()))
+            return None, *differentiable_gradients(compute, tensors, needed, gradient)
         return None, *native_gradients(inputs, tensors, needed, gradient, output, normaliser, normaliser_gradient)
 
 
@@ -102,68 +107,66 @@ def native_gradients(
     normaliser_gradient: torch.Tensor | None = None,
 ) -> list[torch.Tensor | None]:
     """The gradient of each needed tensor, given the gradient of the output (B, Lq, H, d_v)."""
-    value, query = cast(torch.Tensor, tensors[0]), tensors[1]
+    value, terms = cast(torch.Tensor, tensors[0]), KernelTerms.from_tensors(tensors[1:], inputs.counts)
+    needs: Any = KernelTerms.from_tensors(needed[1:], inputs.counts)  # type: ignore[arg-type]
     batch, heads, keys, width = value.shape
     queries = inputs.query_length
     arguments = inputs.arguments(tensors, training=True)
     parts = arguments.parts
     output_shape = (batch, heads, queries, width)
     gradient, output = (kernel_layout(tensor).transpose(1, 2) for tensor in (gradient, output))  # (B, H, Lq, d_v)
-    arguments.output_gradient, arguments.forward_output = (
-        tensor_argument("a gradient", gradient, output_shape),
-        tensor_argument("an output", output, output_shape),
-    )
+    arguments.output_gradient = tensor_argument("a gradient", gradient, output_shape)
+    arguments.forward_output = tensor_argument("an output", output, output_shape)
     arguments.normaliser = checked_pointer("sums of rows", normaliser, output_shape[:-1])
     if normaliser_gradient is not None:
         normaliser_gradient = normaliser_gradient.float().contiguous()
         arguments.normaliser_gradient = checked_pointer("gradients of sums", normaliser_gradient, output_shape[:-1])
     value_grad = allocate(parts, batch, keys, heads, width)
     arguments.value_gradient = value_grad.data_ptr()
-    grads: list[torch.Tensor | None] = [None] * len(tensors)
-    if query is not None and (needed[1] or needed[2]):
-        query_grad = allocate(batch, queries, heads, query.shape[-1])
-        key_grad = allocate(parts, batch, keys, heads, query.shape[-1])
+    query_grad, key_grad = None, None
+    if terms.query is not None and (needs.query or needs.key):
+        query_grad = allocate(batch, queries, heads, terms.query.shape[-1])
+        key_grad = allocate(parts, batch, keys, heads, terms.query.shape[-1])
         arguments.query_gradient, arguments.key_gradient = query_grad.data_ptr(), key_grad.data_ptr()
-    partial_sums: list[tuple[int, torch.Tensor]] = []
-    for position, (number, inner, outer) in enumerate(inputs.outer_terms(tensors)):
-        term = arguments.outer[position]
-        for name, factor_number, factor in (("inner", number, inner), ("outer", number + 1, outer)):
-            # Summed below if the factor has fewer rows of the batch, heads or queries.
-            grads[factor_number] = allocate(batch, heads, queries, factor.shape[-1])
-            setattr(term, f"{name}_gradient", cast(torch.Tensor, grads[factor_number]).data_ptr())
-    for position, (number, tensor, weight) in enumerate(inputs.added_terms(tensors)):
-        term = arguments.added[position]
-        if needed[number]:
+    outer_grads = []
+    for factors, pair in zip(arguments.outer, terms.outer_products, strict=False):
+        inner_grad, outer_grad = (allocate(batch, heads, queries, factor.shape[-1]) for factor in pair)
+        factors.inner_gradient, factors.outer_gradient = inner_grad.data_ptr(), outer_grad.data_ptr()
+        outer_grads.append((inner_grad, outer_grad))
+    added_grads = []
+    for argument, (tensor, _, zero), need in zip(arguments.added, terms.added, needs.added, strict=False):
+        sums, weight_sums = None, None
+        if need.tensor:
             per_query = tensor.shape[2] > 1  # then each part of the queries writes its own rows
             rows = 1 if len(tensor) == 1 and per_query else batch
-            relative, columns = inputs.is_relative(number, tensors), tensor.shape[-1]
-            zeroed = not per_query or relative or inputs.window > 0
-            dtype = (
-                tensor.dtype if per_query and rows == batch and not relative else torch.float32
-            )  # sums over the batch are in float32
-            sums = allocate(
-                1 if per_query else parts,
-                rows,
-                heads,
-                queries if per_query else 1,
-                columns,
-                dtype=dtype,
-                zeros=zeroed,
-            )
-            strides = [0 if size == 1 else stride for size, stride in zip(sums.shape, sums.stride(), strict=True)]
-            term.gradient, term.gradient_kind, term.gradient_zeroed = sums.data_ptr(), KINDS[dtype], zeroed
-            term.gradient_part, term.gradient_batch, term.gradient_head, term.gradient_row = strides[:4]
-            partial_sums.append((number, sums))
-        if weight is not None and needed[number + 1]:
-            sums = allocate(parts, batch, heads, zeros=True)
-            term.weight_gradient = sums.data_ptr()
-            partial_sums.append((number + 1, sums))
+            summed = not per_query or rows < batch or zero is not None  # over the batch, queries or far keys
+            dtype = torch.float32 if summed else tensor.dtype
+            zeroed = not per_query or zero is not None or arguments.window > 0
+            shape = (1 if per_query else parts, rows, heads, queries if per_query else 1, tensor.shape[-1])
+            sums = allocate(*shape, dtype=dtype, zeros=zeroed)
+            argument.gradient, argument.gradient_kind = sums.data_ptr(), KINDS[dtype]
+            argument.gradient_zeroed = zeroed
+            strides = broadcast_strides(sums)
+            argument.gradient_part, argument.gradient_batch, argument.gradient_head, argument.gradient_row = strides
+        if need.weight:
+            weight_sums = allocate(parts, batch, heads, zeros=True)
+            argument.weight_gradient = weight_sums.data_ptr()
+        added_grads.append((sums, weight_sums))
     call_library("hf_backward", arguments)
-    grads[0] = sum_of_parts(value_grad).transpose(1, 2)
-    if arguments.query_gradient:
-        grads[1], grads[2] = query_grad.transpose(1, 2), sum_of_parts(key_grad).transpose(1, 2)
-    for number, sums in partial_sums:
-        grads[number] = sum_of_parts(sums) if sums.dim() > 3 else sums.sum((0, 1))
+    term_grads = KernelTerms(
+        None if query_grad is None else query_grad.transpose(1, 2),
+        None if key_grad is None else sum_of_parts(key_grad).transpose(1, 2),
+        outer_grads,
+        added=[
+            AddedTerm(
+                None if sums is None else sum_of_parts(sums),  # type: ignore[arg-type]
+                None if weight_sums is None else weight_sums.sum((0, 1)),
+            )
+            for sums, weight_sums in added_grads
+        ],
+    )
+    grads = [sum_of_parts(value_grad).transpose(1, 2), *term_grads.tensors()]
+    # A tensor may have fewer rows of the batch, heads or queries than its gradient.
     return [
         None if grad is None or tensor is None or not need else grad.sum_to_size(tensor.shape).to(tensor.dtype)
         for grad, tensor, need in zip(grads, tensors, needed, strict=True)
@@ -172,43 +175,6 @@ def native_gradients(
 
 def sum_of_parts(parts: torch.Tensor) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else parts.sum(0)
-
-
-def plain_results(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:
-    """The kernels' output (B, Lq, H, d_v) and normalisers (B, H, Lq) as one vector, with the same dropout.
-
-    The operations are PyTorch's, so that autograd can differentiate them again.
-    """
-    value, query, key = tensors[:3]
-    assert value is not None
-    shape = (*value.shape[:2], inputs.query_length, value.shape[2])
-    logits = torch.zeros(shape, device=value.device)
-    if query is not None and key is not None:
-        logits = logits + query @ key.transpose(-1, -2)
-    for _, inner, outer in inputs.outer_terms(tensors):
-        logits = logits + Tiled(inner, outer, shape[-1]).materialize()
-    for number, tensor, weight in inputs.added_terms(tensors):
-        if inputs.is_relative(number, tensors):
-            tensor = inputs.for_each_key(number, tensors, shape[-1])
-        logits = logits + (tensor if weight is None else tensor * weight[:, None, None])
-    keep = inputs.keep
-    if inputs.ends is not None:
-        seen = (torch.arange(shape[-1], device=value.device) < inputs.ends[:, None])[:, None, None]
-        keep = seen if keep is None else keep & seen
-    if inputs.window:
-        near = inputs.within_reach(shape[-1])
-        keep = near if keep is None else keep & near
-    mask = AttentionMask(keep, None, inputs.causal_offset)
-    output, weights = reference.reference_attention(Explicit(logits), value, mask)
-    if inputs.dropout:
-        output = (weights * dropout_factors(inputs, tensors).to(weights.dtype)) @ value
-    visible = mask.visible(inputs.query_length, value.shape[2], value.device)
-    if visible is not None:
-        logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
-    normaliser = logits.logsumexp(-1)
-    if visible is not None:
-        normaliser = torch.where(visible.any(-1), normaliser, 0.0)
-    return torch.cat((output.transpose(1, 2).flatten(), normaliser.to(output.dtype).flatten()))
 
 
 def dropout_factors(inputs: KernelInputs, tensors: Tensors) -> torch.Tensor:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from ...errors import AttentionInputError
-from ..operand_checks import require_operand
+from ..operand_checks import broadcast_strides, require_factors, require_operand
 from .blocks import Blocks, Specialisation
 from .forward import forward_kernel
 from .keys_backward import keys_kernel
@@ -62,19 +61,21 @@ class Launch:
         specialisation = replace(self.specialisation, kernel=kernel)
         blocks = specialisation.blocks
         a, b = (self.a, self.b) if self.specialisation.tiled else (blocks.keys, 0)
+        table_head, table_row = (0, 0) if operands.table is None else broadcast_strides(operands.table)
+        bias_batch, bias_head = broadcast_strides(operands.bias)
         arguments = {
             **strided("value", operands.value),
             **strided("query", operands.query),
             **strided("key", operands.key),
             "table": operands.table,
-            "table_head": 0 if operands.table is None or len(operands.table) == 1 else operands.table.stride(0),
-            "table_row": 0 if operands.table is None else operands.table.stride(1),
+            "table_head": table_head,
+            "table_row": table_row,
             "weight": operands.weight,
             "inner": operands.inner,
             "outer": operands.outer,
             "bias": operands.bias,
-            "bias_batch": operands.bias.stride(0) if len(operands.bias) > 1 else 0,
-            "bias_head": operands.bias.stride(1) if operands.bias.shape[1] > 1 else 0,
+            "bias_batch": bias_batch,
+            "bias_head": bias_head,
             **grads,
             "batch": self.batch,
             "heads": self.heads,
@@ -95,11 +96,8 @@ class Launch:
         (batch, heads), (queries, keys) = (self.batch, self.heads), (self.query_length, self.key_length)
         width, device, dtype = self.specialisation.width, operands.value.device, (self.specialisation.dtype,)
         float32 = (torch.float32,)
-        if self.specialisation.tiled and self.a * self.b < keys:
-            raise AttentionInputError(
-                f"Attention was given an outer product of {self.a} and {self.b} numbers for {keys} keys. Use factors "
-                f"whose product is at least {keys}."
-            )
+        if self.specialisation.tiled:
+            require_factors(self.a, self.b, keys)
         for name, shape, dtypes, broadcast in (
             ("value", (batch, heads, keys, width), dtype, 0),
             ("query", (batch, heads, queries, width), dtype, 0),
@@ -135,11 +133,7 @@ def compiler_options(blocks: Blocks) -> dict[str, Any]:
 
 def strided(name: str, tensor: torch.Tensor | None) -> dict[str, Any]:
     """A tensor (B, H, L, w) and its strides, as arguments."""
-    strides: tuple[int, ...] = (0, 0, 0)
-    if tensor is not None:  # a dimension of one may have any stride
-        strides = tuple(
-            0 if size == 1 else stride for size, stride in zip(tensor.shape[:3], tensor.stride(), strict=False)
-        )
+    strides = (0, 0, 0) if tensor is None else broadcast_strides(tensor)
     return {name: tensor, f"{name}_batch": strides[0], f"{name}_head": strides[1], f"{name}_row": strides[2]}
 
 

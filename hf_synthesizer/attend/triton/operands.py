@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
 from ...logits.masks import AttentionMask
-from ..terms import Terms
+from ..kernel_terms import KernelTerms
+from ..randomness import draw_seed
+from ..terms import AddedTerm, Terms
 from .blocks import WIDTHS, Specialisation
 from .launch import KernelAttention, Launch, Operands, kernel_output
 
@@ -31,15 +35,14 @@ def launch_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dro
 def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> tuple[Launch, Operands]:
     """The launch and its operands."""
     batch, heads, key_length, width = value.shape
-    query, key = terms.joined_with_factors(value)
+    kernel_terms = KernelTerms.of(terms, value)
+    query, key = kernel_terms.query, kernel_terms.key
     width = width if query is None else max(width, query.shape[-1])
     width = next(each for each in WIDTHS if each >= width)
-    table, weight = summed_table(terms, value, needed=query is None or bool(terms.tiled))
-    inner, outer = (
-        (expanded(factor, value).float().contiguous() for factor in terms.tiled[0][:2])
-        if terms.tiled
-        else (None, None)
-    )
+    inner, outer = None, None
+    if kernel_terms.outer_products:
+        inner, outer = (expanded(factor, value).float().contiguous() for factor in kernel_terms.outer_products[0])
+    table, weight = summed_table(kernel_terms, value, terms.query_length)
     launch = Launch(
         Specialisation("forward", value.dtype, width, query is not None, table is not None, inner is not None),
         batch=batch,
@@ -50,7 +53,7 @@ def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: flo
         b=0 if outer is None else outer.shape[-1],
         causal_offset=key_length if mask.causal_offset is None else int(mask.causal_offset),
         dropout=dropout,
-        seed=int(torch.randint(1 << 62, ())) if dropout else 0,
+        seed=draw_seed(dropout, value),
     )
     operands = Operands(
         value=padded(value, width),
@@ -60,7 +63,7 @@ def prepare(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: flo
         weight=weight,
         inner=inner,
         outer=outer,
-        bias=masked_key_bias(terms, mask, value),
+        bias=masked_key_bias(kernel_terms, mask, value),
     )
     return launch, operands
 
@@ -70,36 +73,40 @@ def expanded(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return tensor.expand(*value.shape[:2], -1, -1)
 
 
-def summed_table(terms: Terms, value: torch.Tensor, needed: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The table (H or 1, Lq, Lk) and the weight (H,) of all whole static terms; several are summed.
+def summed_table(
+    terms: KernelTerms, value: torch.Tensor, query_length: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The table (H or 1, Lq, Lk) and the weight (H,) of all added terms with a number for each query; several are summed.
 
-    If there is no such term but a table is `needed`, it is zeros, with stride 0 over rows.
+    A kernel without a product or with an outer product always has a table. If there is none, it is zeros, with stride 0 over rows.
     """
-    tables = [term for term in terms.static if term.keys is None]
     weight = value.new_ones(value.shape[1], dtype=torch.float32)
+    tables = [term for term in terms.added if term.tensor.shape[2] > 1]
     if not tables:
-        if not needed:
+        if terms.query is not None and not terms.outer_products:
             return None, None
-        return value.new_zeros(1, 1, value.shape[-2], dtype=torch.float32).expand(1, terms.query_length, -1), weight
-    if len(tables) > 1:
-        table = sum((term.materialize() for term in tables[1:]), start=tables[0].materialize())
-    else:
-        table = tables[0].table
-        if tables[0].weight is not None:
-            weight = tables[0].weight.float().contiguous()
-    table = table.float()
+        return value.new_zeros(1, 1, value.shape[-2], dtype=torch.float32).expand(1, query_length, -1), weight
+    table = summed(tables) if len(tables) > 1 else tables[0].tensor
+    if len(tables) == 1 and tables[0].weight is not None:
+        weight = tables[0].weight.float().contiguous()
+    table = table[0].float()
     return table if table.stride(-1) == 1 else table.contiguous(), weight
 
 
-def masked_key_bias(terms: Terms, mask: AttentionMask, value: torch.Tensor) -> torch.Tensor:
-    """The key bias (1 or B, 1 or H, Lk), with −∞ for keys that the mask hides."""
-    if terms.key_bias is None:
+def masked_key_bias(terms: KernelTerms, mask: AttentionMask, value: torch.Tensor) -> torch.Tensor:
+    """The added terms with one number for each key, (1 or B, 1 or H, Lk), with −∞ for keys that the mask hides."""
+    biases = [term for term in terms.added if term.tensor.shape[2] == 1]
+    if not biases:
         bias = value.new_zeros(1, 1, value.shape[-2], dtype=torch.float32)
     else:
-        bias = terms.key_bias.squeeze(-2).float()
+        bias = summed(biases).squeeze(-2).float()
     if mask.keep is not None:
         bias = torch.where(mask.keep.squeeze(-2), bias, float("-inf"))
     return bias.contiguous()
+
+
+def summed(terms: Sequence[AddedTerm]) -> torch.Tensor:
+    return KernelTerms(None, None, added=terms).logits(terms[0].tensor.shape[-1])[0]
 
 
 def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:

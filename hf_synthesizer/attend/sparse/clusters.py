@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
 
-from ..choices import Clusters
-
-if TYPE_CHECKING:
-    from .sparse import Rows
+from ...choices import Clusters
+from ..sdpa import kernel_attention
+from .rows import Rows
 
 SMALLEST = 16  # clusters up to this size form one group; larger ones are grouped by powers of two
 
@@ -26,14 +23,10 @@ def cluster_attention(choice: Clusters, rows: Rows) -> torch.Tensor:
     output = torch.zeros_like(value)
     for members, occupied in clusters_by_size(labels, keep):  # (c, size) each
         mask = _additive_mask(members, occupied, rows)
-        cluster_output = functional.scaled_dot_product_attention(
-            query[members].unsqueeze(1),
-            key[members].unsqueeze(1),
-            _padded_to_width(value[members], query.shape[-1]).unsqueeze(1),
-            attn_mask=mask.unsqueeze(1),
-            dropout_p=rows.dropout,
-            scale=rows.scaling,
-        )[:, 0, :, :width]
+        queries, keys, values = (x[members].unsqueeze(1) for x in (query, key, value))  # (c, 1, size, …)
+        cluster_output = kernel_attention(queries, keys, values, mask.unsqueeze(1), rows.dropout, scale=rows.scaling)[
+            :, 0
+        ]
         if torch.is_grad_enabled():
             output = output.index_put((members[occupied],), cluster_output[occupied])
         else:
@@ -85,8 +78,3 @@ def _additive_mask(members: torch.Tensor, occupied: torch.Tensor, rows: Rows) ->
         index[..., None, :],
     ]
     return gathered.masked_fill(~allowed, float("-inf"))
-
-
-def _padded_to_width(value: torch.Tensor, width: int) -> torch.Tensor:
-    """Values padded with zeros to the queries' width: fused kernels need one width for query, key and value."""
-    return functional.pad(value, (0, max(0, width - value.shape[-1])))

@@ -8,37 +8,19 @@ form small dense problems, and each choice finds them in its own way: windows an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..choices import Buckets, Clusters, FixedBlocks, Strides
-from ..device.autocast import without_autocast
-from ..device.tracing import traced
-from ..logits.forms import Sparse
-from ..logits.masks import AttentionMask, Extents
-from ..logits.tokens import Tokens
+from ...choices import Buckets, Clusters, FixedBlocks, Strides
+from ...device.autocast import without_autocast
+from ...device.tracing import traced
+from ...logits.forms import Sparse
+from ...logits.masks import AttentionMask, Extents
+from ...logits.tokens import Tokens
 from . import buckets, clusters, strides
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of the batch with the same first and last token, without the padding around them.
-
-    `query` and `key` are (b, H, n, r), before scaling, `value` (b, H, n, d_v), `bias` broadcasts to (b, H, n, n) or is
-    None. `holes` (b, n) is False at padding between tokens, or None without such padding.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    bias: torch.Tensor | None
-    holes: torch.Tensor | None
-    scaling: float
-    dropout: float
-    causal: bool
-
+from .rows import Rows
 
 RowsAttention = Callable[[Any, Rows], torch.Tensor]
 ROWS_ATTENTION: dict[type, RowsAttention] = {
@@ -130,16 +112,8 @@ def _select_rows(batch: Rows, keep: torch.Tensor | None, rows: slice | list[int]
     holes = keep
     if keep is not None:
         holes = (keep[:, indices] if len(keep) == 1 else keep[rows, indices]).expand(len(query), -1)
-    return Rows(
-        query=query,
-        key=query if batch.key is batch.query else cut(batch.key),
-        value=cut(batch.value),
-        bias=bias,
-        holes=holes,
-        scaling=batch.scaling,
-        dropout=batch.dropout,
-        causal=batch.causal,
-    )
+    key = query if batch.key is batch.query else cut(batch.key)
+    return replace(batch, query=query, key=key, value=cut(batch.value), bias=bias, holes=holes)
 
 
 def _pad_output(output: torch.Tensor, first: int, length: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_synthesizer import SynthesizerConfig, patch_model
-from hf_synthesizer.attend import as_accelerator, attend, choose_route, reference, strip_inputs, strips
+from hf_synthesizer.attend import as_accelerator, attend, choose_route, chunk_inputs, chunked, reference
 from hf_synthesizer.attend.terms import Terms
 from hf_synthesizer.logits.forms import LowRank, Static
 from hf_synthesizer.logits.masks import AttentionMask
@@ -32,18 +32,18 @@ from tests.helpers.problems import TOLERANCE, Posed, leaves, make_form, make_log
 def test_the_routes_of_other_devices_equal_the_reference(problem) -> None:
     posed = Posed.of(problem)
     with pytest.MonkeyPatch.context() as patch, as_accelerator():
-        patch.setattr(strip_inputs, "MOST_LOGITS", problem["numbers"])
-        patch.setattr(strip_inputs, "QUERIES", problem["rows"])
-        patch.setattr(strip_inputs, "SHORT_LENGTH", 4)
-        patch.setattr(strip_inputs, "FEWEST_QUERIES", 2)
-        for route in ("strips", "static"):
+        patch.setattr(chunk_inputs, "MOST_LOGITS", problem["numbers"])
+        patch.setattr(chunk_inputs, "QUERIES", problem["rows"])
+        patch.setattr(chunk_inputs, "SHORT_LENGTH", 4)
+        patch.setattr(chunk_inputs, "FEWEST_QUERIES", 2)
+        for route in ("chunked", "static"):
             posed.check(route)
 
 
 @pytest.mark.parametrize("names", [["static", "salience"], ["low_rank", "static_product"], ["biased", "tiled"]])
-def test_strips_have_first_and_second_derivatives(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strip_inputs, "MOST_LOGITS", 8)
-    monkeypatch.setattr(strip_inputs, "FEWEST_QUERIES", 2)
+def test_chunks_have_first_and_second_derivatives(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_inputs, "MOST_LOGITS", 8)
+    monkeypatch.setattr(chunk_inputs, "FEWEST_QUERIES", 2)
     shape = (2, 2, 3, 4)
     logits, mask = make_logits(names, True, *shape, dtype=torch.float64), make_mask("right", *shape, torch.float64)
     value = torch.randn(2, 2, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -51,28 +51,28 @@ def test_strips_have_first_and_second_derivatives(names: list[str], monkeypatch:
 
     def run(*_: torch.Tensor) -> torch.Tensor:
         with as_accelerator():
-            return strips.strips_attention(Terms.of(logits, mask), value, mask)
+            return chunked.chunked_attention(Terms.of(logits, mask), value, mask)
 
     assert torch.autograd.gradcheck(run, inputs)
     assert torch.autograd.gradgradcheck(run, inputs)
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_a_strip_drops_the_same_weights_forward_and_backward(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_drops_the_same_weights_forward_and_backward(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output is linear in the values, so its gradient shows the very weights that the forward used."""
-    monkeypatch.setattr(strip_inputs, "MOST_LOGITS", 60)
-    monkeypatch.setattr(strip_inputs, "FEWEST_QUERIES", 2)
+    monkeypatch.setattr(chunk_inputs, "MOST_LOGITS", 60)
+    monkeypatch.setattr(chunk_inputs, "FEWEST_QUERIES", 2)
     logits = LowRank(torch.randn(2, 3, 6, 4), torch.randn(1, 3, 7, 4))
     value = torch.randn(2, 3, 7, 5, requires_grad=True)
     with as_accelerator():
-        output = strips.strips_attention(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
+        output = chunked.chunked_attention(Terms.of(logits, AttentionMask()), value, AttentionMask(), 0.5)
         upstream = torch.randn_like(output)
         torch.rand(3)  # somebody draws in between
         (grad,) = torch.autograd.grad(output, value, upstream, create_graph=order == 2)
     torch.testing.assert_close((grad * value).sum(), (output * upstream).sum())
 
 
-def test_strips_drop_and_scale_and_follow_the_seed() -> None:
+def test_chunks_drop_and_scale_and_follow_the_seed() -> None:
     heads, length, p = 2, 64, 0.3
     logits, eye = Static(torch.randn(heads, length, length)), torch.eye(length).expand(1, heads, -1, -1)
     expected = logits.materialize().softmax(-1)
@@ -97,7 +97,7 @@ def test_autocast_casts_on_the_routes_of_other_devices_as_on_the_reference(names
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = reference.reference_attention(logits, value, mask)[0]
         with as_accelerator():
-            actual = strips.strips_attention(Terms.of(logits, mask), value, mask)
+            actual = chunked.chunked_attention(Terms.of(logits, mask), value, mask)
     assert actual.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
     upstream = torch.randn_like(actual)
@@ -112,15 +112,15 @@ def test_autocast_casts_on_the_routes_of_other_devices_as_on_the_reference(names
         ("static", "none", 0.0, torch.float32, "static"),
         ("static", "none", 0.0, torch.float16, "static"),
         ("static", "causal", 0.0, torch.bfloat16, "static"),
-        ("static", "right", 0.0, torch.float32, "strips"),
-        ("static", "none", 0.1, torch.float32, "strips"),
+        ("static", "right", 0.0, torch.float32, "chunked"),
+        ("static", "none", 0.1, torch.float32, "chunked"),
         ("low_rank", "none", 0.0, torch.float32, "sdpa"),
         ("low_rank", "right", 0.0, torch.float16, "sdpa"),
-        ("low_rank", "none", 0.1, torch.float32, "strips"),  # a processor's kernel drops nothing; a GPU's does
-        ("low_rank", "causal-left", 0.0, torch.float32, "strips"),
-        ("biased", "none", 0.0, torch.float32, "strips"),
-        ("tiled", "none", 0.0, torch.float32, "strips"),
-        ("salience", "right", 0.0, torch.float32, "strips"),
+        ("low_rank", "none", 0.1, torch.float32, "chunked"),  # a processor's kernel drops nothing; a GPU's does
+        ("low_rank", "causal-left", 0.0, torch.float32, "chunked"),
+        ("biased", "none", 0.0, torch.float32, "chunked"),
+        ("tiled", "none", 0.0, torch.float32, "chunked"),
+        ("salience", "right", 0.0, torch.float32, "chunked"),
     ],
 )
 def test_the_rules_by_which_other_devices_choose(
@@ -147,11 +147,11 @@ def test_a_table_that_rests_becomes_known_with_the_next_mask() -> None:
         return choose_route(Terms.of(Static(table[:, :, :6]), mask), value, mask, 0.0)
 
     with as_accelerator():
-        assert route(table) == "strips"  # in training it is another one each step
+        assert route(table) == "chunked"  # in training it is another one each step
         with torch.no_grad():
-            assert [route(table) for _ in range(3)] == ["strips", "static", "static"]
+            assert [route(table) for _ in range(3)] == ["chunked", "static", "static"]
             table.mul_(100)
-            assert [route(table) for _ in range(3)] == ["strips", "strips", "strips"]
+            assert [route(table) for _ in range(3)] == ["chunked", "chunked", "chunked"]
 
 
 @pytest.mark.parametrize("padding", ["none", "right"])
@@ -160,8 +160,8 @@ def test_a_table_that_rests_becomes_known_with_the_next_mask() -> None:
 def test_every_variant_equals_the_reference(
     variant: str, dtype: torch.dtype, padding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strip_inputs, "QUERIES", 5)
-    monkeypatch.setattr(strip_inputs, "SHORT_LENGTH", 0)
+    monkeypatch.setattr(chunk_inputs, "QUERIES", 5)
+    monkeypatch.setattr(chunk_inputs, "SHORT_LENGTH", 0)
     torch.manual_seed(0)
     layer = randomize(build_synthesizer(SynthesizerConfig(variant), 24, 3, MAX_LENGTH), std=0.2).to(dtype)
     hidden = torch.randn(3, 20, 24).to(dtype)
@@ -182,8 +182,8 @@ def test_every_variant_equals_the_reference(
             torch.testing.assert_close(grad, known, rtol=tolerance, atol=tolerance * size)
 
 
-class Made(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes, and on which devices."""
+class Allocations(TorchDispatchMode):
+    """Records the largest tensor that any operation returns, and the devices of all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,16 +191,16 @@ class Made(TorchDispatchMode):
         self.devices: set[str] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.numel():
                 # What is only seen larger, an expanded view, takes no memory.
                 self.largest = max(self.largest, tensor.untyped_storage().nbytes() // tensor.element_size())
                 self.devices.add(tensor.device.type)
-        return made
+        return result
 
 
-def train_a_layer(variant: str, shape: tuple[int, int, int], device: str, padded: bool, causal: bool) -> Made:
+def train_a_layer(variant: str, shape: tuple[int, int, int], device: str, padded: bool, causal: bool) -> Allocations:
     """One forward and backward of a layer under attention dropout; (B, H, L) in `shape`."""
     rows, heads, length = shape
     config = SynthesizerConfig(variant)
@@ -209,12 +209,12 @@ def train_a_layer(variant: str, shape: tuple[int, int, int], device: str, padded
         hidden = torch.randn(rows, length, 8 * heads, requires_grad=True)
         value = torch.randn(rows, heads, length, 8, requires_grad=True)
         keep = torch.ones(rows, 1, 1, length, dtype=torch.bool) if padded else None
-    with Made() as made:
+    with Allocations() as allocations:
         mask = AttentionMask(keep, None, 0 if causal else None)
         for dropout in (0.1, 0.0):
             output = attend(layer(hidden), value, mask, dropout=dropout)[0]
             output.float().square().sum().backward()
-    return made
+    return allocations
 
 
 COUNTED = tuple(name for name in (*VARIANTS, "sparse_fixed") if name != "routing" and "lsh" not in name)
@@ -232,9 +232,9 @@ MASKED = [
 def test_nothing_as_large_as_all_logits_is_made_nor_anything_elsewhere(variant: str, mask: str) -> None:
     """Tensors of the meta device have sizes without numbers. A table's gradient is (H, L, L) on every route."""
     rows, heads, length = shape = (12, 2, 2048)
-    made = train_a_layer(variant, shape, "meta", mask in ("padded", "both"), mask in ("causal", "both"))
-    assert made.largest < rows * heads * length**2 / 10
-    assert made.devices == {"meta"}
+    allocations = train_a_layer(variant, shape, "meta", mask in ("padded", "both"), mask in ("causal", "both"))
+    assert allocations.largest < rows * heads * length**2 / 10
+    assert allocations.devices == {"meta"}
 
 
 @pytest.mark.parametrize("variant", ["random", "dense", "factorized_dense", "random+dot_product", "sparse_strided"])
@@ -242,8 +242,8 @@ def test_a_processor_on_the_routes_of_other_devices_makes_nothing_larger(variant
     """Fake tensors choose between the same kernels as true ones."""
     rows, heads, length = shape = (12, 2, 2048)
     with as_accelerator(), FakeTensorMode():
-        made = train_a_layer(variant, shape, "cpu", False, False)
-    assert made.largest < rows * heads * length**2 / 10
+        allocations = train_a_layer(variant, shape, "cpu", False, False)
+    assert allocations.largest < rows * heads * length**2 / 10
 
 
 @pytest.mark.parametrize("variant", ["random", "factorized_dense", "dense", "random+salience", "random+dot_product"])
@@ -256,12 +256,12 @@ def test_a_row_with_positions_of_its_own_makes_nothing_larger(variant: str) -> N
         value = torch.randn(rows, heads, length, 8, requires_grad=True)
         places = torch.empty(rows, length, dtype=torch.long)
     positions = Positions(length, length, 0, places, places)
-    with Made() as made:
+    with Allocations() as allocations:
         for dropout in (0.1, 0.0):
             logits = layer.synthesize(hidden, layer.project_keys(hidden), positions)
             output = attend(logits, value, AttentionMask(), dropout=dropout)[0]
             output.float().square().sum().backward()
-    assert made.largest < rows * heads * length**2 / 10
+    assert allocations.largest < rows * heads * length**2 / 10
 
 
 CHOOSING_BY_NUMBERS = [
@@ -283,10 +283,10 @@ def test_choosing_keys_makes_nothing_as_large_either(variant: str, padding: str,
     hidden = torch.randn(rows, length, 8 * heads, requires_grad=True)
     value = torch.randn(rows, heads, length, 8, requires_grad=True)
     keep = None if padding == "none" else key_mask(rows, length, padding).bool()[:, None, None, :]
-    with as_accelerator(), Made() as made:
+    with as_accelerator(), Allocations() as allocations:
         output = attend(layer(hidden), value, AttentionMask(keep, None, causal), dropout=0.1)[0]
         output.square().sum().backward()
-    assert made.largest < rows * heads * length**2 / 10
+    assert allocations.largest < rows * heads * length**2 / 10
 
 
 @pytest.mark.parametrize("variant", COUNTED)
@@ -295,6 +295,6 @@ def test_a_model_makes_no_tensor_on_another_device_than_its_own(head: str, varia
     with torch.device("meta"):
         model = patch_model(build(head), variant).train()
     inputs = {name: tensor.to("meta") for name, tensor in batch(head).items() if not name.endswith("mask")}
-    with Made() as made:
+    with Allocations() as allocations:
         first_output(model(**inputs)).sum().backward()
-    assert made.devices == {"meta"}
+    assert allocations.devices == {"meta"}

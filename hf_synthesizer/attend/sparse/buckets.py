@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ..choices import Buckets
-from ..choices.all_pairs import hiding_bias
-from ..choices.hashing import Assignment
-
-if TYPE_CHECKING:
-    from .sparse import Rows
+from ...choices import Buckets
+from ...choices.all_pairs import hiding_bias
+from ...choices.hashing import Assignment
+from ..sdpa import kernel_attention
+from .rows import Rows
 
 TILE = 32  # queries of one bucket in one product
 QUERY_HASHES = 1 << 14  # queries times hashes that are computed at a time
@@ -208,31 +206,14 @@ def _all_pairs_attention(choice: Buckets, rows: Rows) -> torch.Tensor:
 
 def _full_attention(rows: Rows) -> torch.Tensor:
     """Full attention, for rows with at most as many tokens as a bucket."""
-    padding = rows.query.shape[-1] - rows.value.shape[-1]
-    query, key = (functional.pad(x, (0, max(0, -padding))) for x in (rows.query, rows.key))
-    output = functional.scaled_dot_product_attention(
-        query,
-        key,
-        functional.pad(rows.value, (0, max(0, padding))),
-        attn_mask=None if rows.bias is None else rows.bias.to(query.dtype),
-        dropout_p=rows.dropout,
-        scale=rows.scaling,
-    )
-    return output[..., : rows.value.shape[-1]]
+    bias = None if rows.bias is None else rows.bias.to(rows.query.dtype)
+    return kernel_attention(rows.query, rows.key, rows.value, bias, rows.dropout, scale=rows.scaling)
 
 
 def _packed_row_attention(choice: Buckets, rows: Rows, number: int) -> torch.Tensor:
     """Attention of one row with its padding removed. Hashing does not depend on positions, so this changes no result."""
-    from .sparse import Rows
-
-    tokens = rows.holes[number].nonzero().squeeze(-1)  # type: ignore[index]
-    bias = rows.bias
-    if bias is not None:
-        bias = bias[number if len(bias) > 1 else 0, None][..., tokens]
-        bias = bias if bias.shape[-2] == 1 else bias[..., tokens, :]
-    query, key, value = (x[number, None, :, tokens] for x in (rows.query, rows.key, rows.value))
-    output = bucket_attention(choice, Rows(query, key, value, bias, None, rows.scaling, rows.dropout, rows.causal))
-    return torch.zeros_like(rows.value[number, None]).index_copy(-2, tokens, output)
+    row, tokens = rows.of_row(number)
+    return torch.zeros_like(rows.value[number, None]).index_copy(-2, tokens, bucket_attention(choice, row))
 
 
 def _gather_bias(bias: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

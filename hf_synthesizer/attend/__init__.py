@@ -38,7 +38,11 @@ ROUTES = {
 `native` serves processors and `triton` other devices, where their kernels can be built. `chunked` serves the rest on every device.
 In tests, `as_accelerator()` gives a processor the routes of the other devices.
 """
-FAR_ROUTES = {"band": Route(band.serves, band.band_attention), "native": ROUTES["native"]}
+FAR_ROUTES = {
+    "band": Route(band.serves, band.band_attention),
+    "native": ROUTES["native"],
+    "chunked": ROUTES["chunked"],
+}
 """The routes for logits by distance and for windows, whose cost grows with the length and not with its square."""
 FEW_LOGITS = 1 << 16
 """Number of logits in a row of the batch, over all heads. Up to this number, training on a processor is faster with plain
@@ -115,13 +119,13 @@ def attend(
         simplified = mask if traced() else mask.simplified()
     mask = simplified
     terms = Terms.of(logits, mask)
-    if (terms.relative or mask.reach is not None) and terms.query_length > 1:
+    if (terms.relative or mask.reach is not None) and terms.query_length > 1 and not trains_on_few(terms, value):
         for name, far_route in FAR_ROUTES.items():
             if far_route.serves(terms, value, mask, dropout):
                 logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), name)
                 return far_route.attention(terms, value, mask, dropout), None
-        terms.materialize_relative()
-        mask = mask.without_reach()
+    terms.materialize_relative()
+    mask = mask.without_reach()
     route = choose_route(terms, value, mask, dropout)
     if not traced():
         logger.debug("%s logits for values %s: route %s", type(logits).__name__, tuple(value.shape), route)

@@ -54,19 +54,45 @@ class ChunkSize(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Rows of the batch, heads, queries, and the number of keys up to the last that these queries see."""
+    """Rows of the batch, heads, queries, and the keys that these queries see: one span, or two if a window hides those between."""
 
     rows: slice
     heads: slice
     queries: slice
-    seen: int
+    keys: tuple[slice, ...]
 
-    def part_of(self, tensor: torch.Tensor, dimensions: str) -> tuple[slice, ...]:
-        """The index of this chunk's part of a tensor (see `KernelTerms.dimensions`). A dimension of size 1 serves all."""
-        slices = {"b": self.rows, "h": self.heads, "q": self.queries, "k": slice(self.seen)}
-        return tuple(
-            ALL if size == 1 else slices.get(name, ALL) for name, size in zip(dimensions, tensor.shape, strict=False)
-        )
+    @property
+    def key_length(self) -> int:
+        return sum(span.stop - span.start for span in self.keys)
+
+    def parts_of(self, tensor: torch.Tensor, dimensions: str) -> list[tuple[slice, ...]]:
+        """The indices of this chunk's parts of a tensor (see `KernelTerms.dimensions`). A dimension of size 1 serves all."""
+        by_name = {"b": self.rows, "h": self.heads, "q": self.queries}
+        index = [
+            ALL if size == 1 else by_name.get(name, ALL) for name, size in zip(dimensions, tensor.shape, strict=False)
+        ]
+        place = dimensions.find("k")
+        if place < 0 or place >= tensor.dim() or tensor.shape[place] == 1:
+            return [tuple(index)]
+        return [(*index[:place], span, *index[place + 1 :]) for span in self.keys]
+
+    def part_of(self, tensor: torch.Tensor, dimensions: str) -> torch.Tensor:
+        """This chunk's part of a tensor; a view if the keys are one span."""
+        parts = [tensor[index] for index in self.parts_of(tensor, dimensions)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dimensions.index("k"))
+
+    def pieces(
+        self, part: torch.Tensor, tensor: torch.Tensor, dimensions: str
+    ) -> list[tuple[tuple[slice, ...], torch.Tensor]]:
+        """The inverse of `part_of`: the index in the tensor and the numbers of each piece."""
+        indices = self.parts_of(tensor, dimensions)
+        if len(indices) == 1:
+            return [(indices[0], part)]
+        lengths = [span.stop - span.start for span in self.keys]
+        return list(zip(indices, part.split(lengths, dim=dimensions.index("k")), strict=True))
+
+    def key_indices(self, device: torch.device) -> torch.Tensor:
+        return torch.cat([torch.arange(span.start, span.stop, device=device) for span in self.keys])
 
 
 @dataclass(frozen=True)
@@ -83,6 +109,8 @@ class ChunkInputs:
     """On a processor, for a mask of keys: the index of the last visible key + 1 for each row of the batch. Later keys are cut off."""
     keep: torch.Tensor | None
     """What is left to mask."""
+    sinks: tuple[int, int]
+    """With a window, the keys that are among the first tokens of some row."""
     dropout: float
     seed: int
 
@@ -103,7 +131,8 @@ class ChunkInputs:
             shape=(*value.shape[:2], terms.query_length, value.shape[-2]),
             size=size,
             counts=kernel_terms.counts,
-            mask=AttentionMask(mask.keep, None, mask.causal_offset),
+            mask=AttentionMask(mask.keep, None, mask.causal_offset, reach=mask.reach),
+            sinks=sink_span(mask),
             ends=ends,
             keep=keep,
             dropout=dropout,
@@ -124,7 +153,23 @@ class ChunkInputs:
                     seen = end
                     if isinstance(self.mask.causal_offset, int):
                         seen = max(1, min(end, queries.stop + self.mask.causal_offset))
-                    yield Chunk(rows, head, queries, seen)
+                    yield Chunk(rows, head, queries, self.keys_of(queries, seen))
+
+    def keys_of(self, queries: slice, seen: int) -> tuple[slice, ...]:
+        """The keys before `seen` that some of these queries see."""
+        reach = self.mask.reach
+        if reach is None:
+            return (slice(0, seen),)
+        start = cast(int, reach.positions.start)
+        near = slice(
+            max(0, start + queries.start - reach.window + 1), min(seen, start + queries.stop - 1 + reach.window)
+        )
+        sinks = slice(self.sinks[0], min(seen, self.sinks[1]))
+        if sinks.stop <= sinks.start:
+            return (near,)
+        if sinks.stop >= near.start:
+            return (slice(min(sinks.start, near.start), max(sinks.stop, near.stop)),)
+        return (sinks, near)
 
     def writes_once(self, tensor: torch.Tensor, dimensions: str) -> bool:
         """Whether each number of a tensor belongs to one chunk only."""
@@ -137,12 +182,14 @@ class ChunkInputs:
     def covers_all(self) -> bool:
         """Whether the chunks cover all logits."""
         ends_cut = self.ends is not None and min(self.ends, default=0) < self.shape[-1]
-        return not (ends_cut or isinstance(self.mask.causal_offset, int))
+        return not (ends_cut or isinstance(self.mask.causal_offset, int) or self.mask.reach is not None)
 
     def weights(self, chunk: Chunk, parts: Tensors, generator: torch.Generator | None) -> torch.Tensor:
-        """The weights (b, h, q, seen) of a chunk after dropout, from its parts of the tensors."""
+        """The weights (b, h, q, k) of a chunk after dropout, from its parts of the tensors."""
         value = cast(torch.Tensor, parts[0])
-        scores, is_new = KernelTerms.from_tensors(parts[1:], self.counts).logits(chunk.seen)
+        terms = KernelTerms.from_tensors(parts[1:], self.counts)
+        distances = self.distances(chunk, value.device) if terms.has_distances else None
+        scores, is_new = terms.logits(chunk.key_length, distances)
         if not on_processor(value.device):
             wide = torch.promote_types(scores.dtype, torch.float32)
             scores, is_new = scores.to(wide), is_new or scores.dtype != wide
@@ -160,13 +207,28 @@ class ChunkInputs:
         weights = weights.to(value.dtype).expand(*value.shape[:2], queries, -1)
         return weights * dropout_factors(weights, self.dropout, generator) if self.dropout else weights
 
+    def distances(self, chunk: Chunk, device: torch.device) -> torch.Tensor:
+        """j − i for the keys j and the queries i of a chunk, (q, k)."""
+        query = torch.arange(chunk.queries.start, chunk.queries.stop, device=device) + self.counts.start
+        return chunk.key_indices(device) - query[:, None]
+
     def hidden(self, chunk: Chunk, device: torch.device) -> torch.Tensor | None:
-        """True where a query of a chunk does not see a key, broadcasts to (b, h, q, seen); None if all see all."""
-        hidden = None if self.keep is None else ~self.keep[chunk.part_of(self.keep, "bhqk")]
+        """True where a query of a chunk does not see a key, broadcasts to (b, h, q, k); None if all see all."""
+        hidden = None if self.keep is None else ~chunk.part_of(self.keep, "bhqk")
+        reach = self.mask.reach
+        if self.mask.causal_offset is None and reach is None:
+            return hidden
+        key = chunk.key_indices(device)
+        query = torch.arange(chunk.queries.start, chunk.queries.stop, device=device)[:, None]
         if self.mask.causal_offset is not None:
-            last = torch.arange(chunk.queries.start, chunk.queries.stop, device=device) + self.mask.causal_offset
-            future = torch.arange(chunk.seen, device=device) > last[:, None]
+            future = key > query + self.mask.causal_offset
             hidden = future if hidden is None else hidden | future
+        if reach is not None:
+            tokens = chunk.part_of(reach.tokens, "bk")
+            first = (tokens >= 0) & (tokens < reach.sinks)  # (B or 1, k)
+            far = (key - query - reach.positions.start).abs() >= reach.window
+            far = (far & ~first[:, None, :]).unsqueeze(1)
+            hidden = far if hidden is None else hidden | far
         return hidden
 
     def dropout_factors(self, value: torch.Tensor) -> torch.Tensor | None:
@@ -175,9 +237,19 @@ class ChunkInputs:
             return None
         factors, generator = value.new_zeros(self.shape), self.generator(value.device)
         for chunk in self.chunks():
-            part = factors[chunk.rows, chunk.heads, chunk.queries, : chunk.seen]
-            part.copy_(dropout_factors(part, self.dropout, generator))
+            part = chunk.part_of(factors, "bhqk")
+            drawn = dropout_factors(part, self.dropout, generator)
+            for index, piece in chunk.pieces(drawn, factors, "bhqk"):
+                factors[index] = piece
         return factors
+
+
+def sink_span(mask: AttentionMask) -> tuple[int, int]:
+    """The keys that are among the first tokens of some row, for a mask with a window; the mask is read once."""
+    if mask.reach is None or not mask.reach.sinks:
+        return 0, 0
+    first = (0,) if mask.keep is None else mask.extents().first
+    return min(first), max(first) + mask.reach.sinks
 
 
 def slices(length: int, size: int) -> Iterator[slice]:

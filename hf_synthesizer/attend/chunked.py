@@ -1,6 +1,6 @@
 """The chunked route: any sum of forms on any device, one chunk of the logits at a time.
 
-A chunk is some rows of the batch, heads and queries, and the keys up to the last that these queries see. Its logits are summed,
+A chunk is some rows of the batch, heads and queries, and the keys that these queries see. Its logits are summed,
 masked, normalised by a softmax, dropped out and multiplied with the values. The full logits never exist. The backward computes
 each chunk again, with the same dropout, and autograd differentiates it.
 
@@ -26,8 +26,11 @@ from .terms import Terms
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """All logits. A graph compiler gets plain operations instead."""
-    return not traced()
+    """All logits. A graph compiler gets plain operations instead. Through a window, distances must be differences of indices."""
+    reach = mask.reach
+    return not traced() and (
+        reach is None or not (reach.positions.per_row or isinstance(reach.positions.start, torch.Tensor))
+    )
 
 
 def chunked_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
@@ -53,7 +56,7 @@ def chunked_output(inputs: ChunkInputs, dimensions: Sequence[str], tensors: Tens
     generator = inputs.generator(value.device)
     for chunk in inputs.chunks():
         parts = [
-            None if tensor is None else tensor[chunk.part_of(tensor, names)]
+            None if tensor is None else chunk.part_of(tensor, names)
             for tensor, names in zip(tensors, dimensions, strict=True)
         ]
         part = product(inputs.weights(chunk, parts, generator), cast(torch.Tensor, parts[0]))
@@ -98,7 +101,7 @@ def chunked_gradients(
     grads: dict[int, torch.Tensor] = {}
     for chunk in inputs.chunks():
         parts = [
-            None if tensor is None else tensor[chunk.part_of(tensor, names)].detach().requires_grad_(need)
+            None if tensor is None else chunk.part_of(tensor, names).detach().requires_grad_(need)
             for tensor, names, need in zip(tensors, dimensions, needed, strict=True)
         ]
         with torch.enable_grad():
@@ -115,8 +118,9 @@ def chunked_gradients(
                 dtype = part.dtype if once[number] else torch.promote_types(part.dtype, torch.float32)
                 new = torch.empty if once[number] and inputs.covers_all else torch.zeros
                 grads[number] = new(tensor.shape, dtype=dtype, device=tensor.device)
-            target = grads[number][chunk.part_of(tensor, dimensions[number])]
-            target.copy_(part) if once[number] else target.add_(part)
+            for index, piece in chunk.pieces(part, tensor, dimensions[number]):
+                target = grads[number][index]
+                target.copy_(piece) if once[number] else target.add_(piece)
     for number, tensor in differentiated.items():
         grads[number] = grads[number].to(tensor.dtype) if number in grads else torch.zeros_like(tensor)
     return [grads.get(number) for number in range(len(tensors))]

@@ -42,8 +42,7 @@ def plain_output(
     dropout_factors: torch.Tensor | None,
 ) -> torch.Tensor:
     """The output of a kernel, with the same dropout, in differentiable operations: (B, Lq, H, d_v)."""
-    shape = (*value.shape[:2], query_length, value.shape[2])
-    logits = Explicit(terms.logits(shape[-1])[0].expand(shape))
+    logits = Explicit(_plain_logits(terms, value, query_length))
     output, weights = reference.reference_attention(logits, value, mask)
     if dropout_factors is not None:
         output = (weights * dropout_factors.to(weights.dtype)) @ value
@@ -52,10 +51,16 @@ def plain_output(
 
 def plain_normaliser(terms: KernelTerms, value: torch.Tensor, query_length: int, mask: AttentionMask) -> torch.Tensor:
     """log Σ exp of each row's logits in differentiable operations, (B, H, Lq): 0 where a row sees no key."""
-    shape = (*value.shape[:2], query_length, value.shape[2])
-    logits = terms.logits(shape[-1])[0].expand(shape)
-    visible = mask.visible(query_length, shape[-1], value.device)
+    logits = _plain_logits(terms, value, query_length)
+    visible = mask.visible(query_length, value.shape[2], value.device)
     if visible is None:
         return logits.logsumexp(-1)
     hidden = torch.finfo(logits.dtype).min
     return torch.where(visible.any(-1), logits.masked_fill(~visible, hidden).logsumexp(-1), 0.0)
+
+
+def _plain_logits(terms: KernelTerms, value: torch.Tensor, query_length: int) -> torch.Tensor:
+    """(B, H, Lq, Lk)."""
+    shape = (*value.shape[:2], query_length, value.shape[2])
+    distances = terms.distances(query_length, value.shape[2], value.device) if terms.has_distances else None
+    return terms.logits(shape[-1], distances)[0].expand(shape)

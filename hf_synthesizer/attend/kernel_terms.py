@@ -91,14 +91,29 @@ class KernelTerms(NamedTuple):
         names = ["bhq.", "bhk.", *("bhq.", "bhq.") * len(self.outer_products)]
         for term in self.placed:
             names += ["h", "h.." if term.outer is None else "bhq.", "bhq.", "bk", "bq"]
-        return names + ["bhqk", "h"] * len(self.added)
+        for added in self.added:
+            names += ["bhqk" if added.zero is None else "bhq.", "h"]
+        return names
 
-    def logits(self, key_length: int) -> tuple[torch.Tensor, bool]:
-        """The sum of all terms, (1 or B, 1 or H, 1 or Lq, Lk), and whether its memory is new: only then it may be written to."""
+    @property
+    def has_distances(self) -> bool:
+        """Whether there are terms by distance."""
+        return any(term.zero is not None for term in self.added)
+
+    def distances(self, query_length: int, key_length: int, device: torch.device) -> torch.Tensor:
+        """j − i for all keys j and all queries i, (Lq, Lk)."""
+        query = torch.arange(query_length, device=device)[:, None] + self.start
+        return torch.arange(key_length, device=device) - query
+
+    def logits(self, key_length: int, distances: torch.Tensor | None = None) -> tuple[torch.Tensor, bool]:
+        """The sum of all terms, (1 or B, 1 or H, 1 or Lq, Lk), and whether its memory is new: only then it may be written to.
+
+        Terms by distance need the `distances` j − i of the pairs, (Lq, Lk).
+        """
         in_place = not (torch.is_grad_enabled() or traced())
         total: torch.Tensor | None = None
         is_new = False
-        for term, weight, term_is_new in self._terms(key_length):
+        for term, weight, term_is_new in self._terms(key_length, distances):
             factor = None if weight is None else weight.to(term.dtype)[:, None, None]
             if total is None:
                 total, is_new = (term, term_is_new) if factor is None else (term * factor, True)
@@ -109,7 +124,9 @@ class KernelTerms(NamedTuple):
         assert total is not None
         return total, is_new
 
-    def _terms(self, key_length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, bool]]:
+    def _terms(
+        self, key_length: int, distances: torch.Tensor | None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, bool]]:
         """(tensor, weight, whether its memory is new) of each term."""
         if self.query is not None and self.key is not None:
             yield product(self.query, self.key.transpose(-1, -2)), None, True
@@ -123,21 +140,13 @@ class KernelTerms(NamedTuple):
             elif query is not None:
                 yield place_table(table, query, key), weight, True
         for tensor, weight, zero in self.added:
-            yield (tensor if zero is None else self._by_distance(tensor, zero, key_length)), weight, zero is not None
-
-    def _by_distance(self, rows: torch.Tensor, zero: int, key_length: int) -> torch.Tensor:
-        """A term by distance with a number for each key, (1 or B, 1 or H, Lq or 1, Lk). Only whole sequences of queries have it."""
-        query_length = next(
-            (
-                term.shape[-2]
-                for term in (self.query, *chain(*self.outer_products), rows)
-                if term is not None and term.shape[-2] > 1
-            ),
-            key_length - self.start,
-        )
-        query = torch.arange(query_length, device=rows.device)[:, None] + self.start
-        columns = (torch.arange(key_length, device=rows.device) - query + zero).clamp(0, rows.shape[-1] - 1)
-        return rows.expand(-1, -1, query_length, -1).gather(-1, columns.expand(*rows.shape[:2], -1, -1))
+            if zero is None:
+                yield tensor, weight, False
+                continue
+            assert distances is not None
+            columns = (distances + zero).clamp(0, tensor.shape[-1] - 1)  # (q, k)
+            rows = tensor.expand(-1, -1, len(columns), -1)
+            yield rows.gather(-1, columns.expand(*rows.shape[:2], -1, -1)), weight, True
 
 
 def joined_factors(

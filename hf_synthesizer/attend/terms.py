@@ -11,7 +11,7 @@ from ..device.processor import on_processor
 from ..device.tracing import traced
 from ..logits.forms import Explicit, KeyBias, Logits, LowRank, Placed, Static, StaticWeights, Sum, Tiled
 from ..logits.masks import AttentionMask
-from ..logits.relative import Relative
+from ..logits.relative import Relative, counts_indices
 
 
 class StaticTerm(NamedTuple):
@@ -156,7 +156,7 @@ class Terms:
         if bias is not None:
             self.add_key_bias(bias if weight is None else bias * weight.to(bias.dtype)[:, None, None])
         start = term.positions.start
-        if isinstance(start, int) and term.counts_indices(mask):
+        if isinstance(start, int) and counts_indices(term.positions, mask):
             self.relative.append(RelativeTerm(weight, term, start))
         else:
             self._materialize_relative(weight, term)

@@ -9,7 +9,7 @@ import torch
 from .forms import Logits
 from .masks import AttentionMask
 from .positions import Positions
-from .relative import numbered_tokens
+from .relative import counts_indices, numbered_tokens
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,10 @@ class Windowed(Logits):
 
     def restricted(self, mask: AttentionMask, device: torch.device) -> AttentionMask:
         """`mask`, and nothing beyond the reach of these heads."""
-        tokens = numbered_tokens(self.positions, mask, device)
-        return mask.within(Reach(self.window, self.sinks, self.positions, tokens))
+        tokens, positions = numbered_tokens(self.positions, mask, device), self.positions
+        if positions.per_row and counts_indices(positions, mask):  # then the routes can skip distant keys
+            positions = Positions(positions.query_length, positions.key_length, positions.start)
+        return mask.within(Reach(self.window, self.sinks, positions, tokens))
 
     def materialize(self) -> torch.Tensor:
         raise TypeError("Windowed logits need a mask: attend takes them apart with `restricted`.")

@@ -82,35 +82,33 @@ class Relative(Logits):
         logits, bias = self.by_distance(), self.sink_bias()
         return logits if bias is None else logits + bias
 
-    def counts_indices(self, mask: AttentionMask) -> bool:
-        """Whether j − i is the difference between the indices of key and query, for all keys that `mask` shows.
 
-        It is not if tokens between visible ones are hidden and position_ids don't count them. False if this cannot be read here.
-        """
-        positions = self.positions
-        if positions.query is None or positions.key is None:
-            return True
-        if positions.source is None:
-            return True  # from left padding
-        if not readable(positions.source) or (mask.keep is not None and not readable(mask.keep)):
-            return False
-        read = DeviceRead(
-            positions.source, ("indices", positions.key_length, id(mask.source)), lambda: self._read_indices(mask)
-        )
-        return bool(read_now(read)[0][0])
+def counts_indices(positions: Positions, mask: AttentionMask) -> bool:
+    """Whether j − i is the difference between the indices of key and query, for all keys that `mask` shows.
 
-    def _read_indices(self, mask: AttentionMask) -> torch.Tensor:
-        query, key = self.positions.numbers(self.rows.device)
-        shift = key - torch.arange(key.shape[-1], device=key.device)  # the same for all visible tokens of a row
-        visible = torch.ones_like(key, dtype=torch.bool)
-        if mask.keep is not None:
-            visible = visible & mask.keep.any(2).any(1)
-        lowest = shift.masked_fill(~visible, torch.iinfo(shift.dtype).max).amin(-1)
-        highest = shift.masked_fill(~visible, torch.iinfo(shift.dtype).min).amax(-1)
-        indices = torch.arange(query.shape[-1], device=query.device) + self.positions.start
-        seen = visible[:, indices.clamp(max=visible.shape[-1] - 1)]
-        same = ((query - indices == shift[:, indices.clamp(max=shift.shape[-1] - 1)]) | ~seen).all()
-        return ((lowest >= highest).all() & same).view(1).float()
+    It is not if tokens between visible ones are hidden and position_ids don't count them. False if this cannot be read here.
+    """
+    if not positions.per_row or positions.source is None:  # without a source, positions are from left padding
+        return True
+    if not readable(positions.source) or (mask.keep is not None and not readable(mask.keep)):
+        return False
+    name = ("indices", positions.key_length, id(mask.source))
+    read = DeviceRead(positions.source, name, lambda: _read_indices(positions, mask))
+    return bool(read_now(read)[0][0])
+
+
+def _read_indices(positions: Positions, mask: AttentionMask) -> torch.Tensor:
+    query, key = positions.numbers(positions.source.device)  # type: ignore[union-attr]
+    shift = key - torch.arange(key.shape[-1], device=key.device)  # the same for all visible tokens of a row
+    visible = torch.ones_like(key, dtype=torch.bool)
+    if mask.keep is not None:
+        visible = visible & mask.keep.any(2).any(1)
+    lowest = shift.masked_fill(~visible, torch.iinfo(shift.dtype).max).amin(-1)
+    highest = shift.masked_fill(~visible, torch.iinfo(shift.dtype).min).amax(-1)
+    indices = torch.arange(query.shape[-1], device=query.device) + positions.start
+    place = indices.clamp(max=shift.shape[-1] - 1)
+    same = ((query - indices == shift[:, place]) | ~visible[:, place]).all()
+    return ((lowest >= highest).all() & same).view(1).float()
 
 
 def numbered_tokens(positions: Positions, mask: AttentionMask, device: torch.device) -> torch.Tensor:

@@ -186,7 +186,9 @@ def test_gradients_equal_those_of_the_reference(dtype, window, padding, causal, 
     assert form.sinks is not None
     weight = torch.rand(2, requires_grad=True)
     query, key = (torch.randn(3, 2, length, 4, dtype=dtype, requires_grad=True) for _ in range(2))
-    inputs = [form.rows, form.sinks, weight, salience, value, *([query, key] if compared else [])]
+    inputs = [form.rows, form.sinks, salience, value, *([query, key] if compared else [])]
+    if dtype == torch.float32:
+        inputs.append(weight)  # in bfloat16, rounding is as large as this sum over all pairs
     keep = visible_keys(padding, len(value), length)[:, None, None, :]
     mask = AttentionMask(keep if padding != "none" else None, causal_offset=0 if causal else None)
     shown = keep.squeeze(1).unsqueeze(-1) if padding != "none" else torch.ones(1)

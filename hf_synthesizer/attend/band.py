@@ -59,8 +59,11 @@ class Band(NamedTuple):
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """One term by distance, with any number of key biases, under a mask of keys, a triangle and a window, without dropout."""
-    if dropout or len(terms.relative) != 1 or mask.causal_offset not in (None, terms.relative[0].start):
+    """One term by distance, with any number of key biases, under a mask of keys, a triangle and a window, without dropout.
+
+    Only on processors: elsewhere, to know the range of the logits is to wait for the device.
+    """
+    if not on_processor(value.device) or dropout or len(terms.relative) != 1 or mask.causal_offset not in (None, terms.relative[0].start):
         return False
     rows = terms.relative[0].rows
     if rows.shape[0] != 1 or rows.shape[2] != 1:

@@ -203,7 +203,7 @@ class Allocations(TorchDispatchMode):
 def train_a_layer(variant: str, shape: tuple[int, int, int], device: str, padded: bool, causal: bool) -> Allocations:
     """One forward and backward of a layer under attention dropout; (B, H, L) in `shape`."""
     rows, heads, length = shape
-    config = SynthesizerConfig(variant)
+    config = SynthesizerConfig(variant, **({"max_distance": 32} if "relative" in variant else {}))
     with torch.device(device):
         layer = build_synthesizer(config, 8 * heads, heads, length).train()
         hidden = torch.randn(rows, length, 8 * heads, requires_grad=True)

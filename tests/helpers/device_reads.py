@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_synthesizer.attend.randomness import draw_seed
 
 aten = torch.ops.aten
 # Each has a result, or a result of a size, that the host has to be told.
@@ -50,9 +54,17 @@ class Questions(TorchDispatchMode):
         indexed_by_mask = function.overloadpacket in (aten.index, aten.index_put, aten.index_put_) and any(
             index is not None and index.dtype == torch.bool for index in args[1]
         )
-        if function.overloadpacket in ASKING or indexed_by_mask:
+        if (function.overloadpacket in ASKING or indexed_by_mask) and not _draws_a_seed():
             self.places.append(str(function))
         return function(*args, **(kwargs or {}))
+
+
+def _draws_a_seed() -> bool:
+    """Whether the host reads a seed of its own: that is no question to a device, even where the processor plays one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not draw_seed.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Reading(TorchFunctionMode):

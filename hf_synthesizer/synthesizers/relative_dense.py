@@ -18,8 +18,8 @@ from .statistics import Fit
 class RelativeDenseSynthesizer(DistanceSynthesizer):
     """`S[h, i, j] = relu(W1 x_i)[h] · W2[h, :, clip(j − i, −D, D)] + b2[h, clip(j − i, −D, D)] + F[h, j]`.
 
-    Each token i predicts from its hidden state how it looks at each distance: how far, and in which direction. It has no
-    `max_length` and takes sequences of any length.
+    `relative_dense` predicts a row of logits by distance from the hidden state of each token: how far the token looks, and in
+    which direction. It needs no `max_length` and takes sequences of any length.
 
     F is for the first `sinks` tokens of a row, and starts at 0. In a causal layer W2 and b2 have the distances −D … 0.
     """

@@ -21,8 +21,8 @@ def reference_attention(
 def attention_weights(logits: Logits, value: torch.Tensor, mask: AttentionMask, dropout: float = 0.0) -> torch.Tensor:
     """`softmax(logits + mask)` for each row of the batch of `value`, in its dtype: (B, H, Lq, Lk).
 
-    The softmax runs in at least float32. A query with no visible key gets weights 0 and output 0. The weights are returned
-    after dropout, as in Transformers.
+    The softmax runs in at least float32. A query with no visible key gets weights 0 and output 0. The weights are
+    returned after dropout, as in Transformers.
     """
     if isinstance(logits, Windowed):
         mask = logits.restricted(mask, value.device)

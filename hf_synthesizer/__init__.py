@@ -29,9 +29,10 @@ _WHERE = {
     ".patching.swap": ("patch_model", "unpatch_model"),
     ".synthesizers": (
         "DenseSynthesizer", "DotProductSynthesizer", "FactorizedDenseSynthesizer", "FactorizedRandomSynthesizer",
-        "FixedRandomSynthesizer", "MixtureSynthesizer", "RandomSynthesizer", "RoutingSynthesizer", "SalienceSynthesizer",
-        "SignALSHSynthesizer", "SimpleALSHSynthesizer", "SimpleLSHSynthesizer", "SparseFixedSynthesizer",
-        "SparseStridedSynthesizer", "Synthesizer", "XboxALSHSynthesizer", "list_variants", "register_variant",
+        "FixedRandomSynthesizer", "MixtureSynthesizer", "RandomSynthesizer", "RelativeDenseSynthesizer", "RelativeSynthesizer",
+        "RoutingSynthesizer", "SalienceSynthesizer", "SignALSHSynthesizer", "SimpleALSHSynthesizer", "SimpleLSHSynthesizer",
+        "SparseFixedSynthesizer", "SparseStridedSynthesizer", "Synthesizer", "XboxALSHSynthesizer", "list_variants",
+        "register_variant",
     ),
     ".transfer": ("Suggestion", "suggest_heads", "suggest_layers", "transfer_attention"),
 }

@@ -33,6 +33,8 @@ from .synthesizers import FactorizedRandomSynthesizer as FactorizedRandomSynthes
 from .synthesizers import FixedRandomSynthesizer as FixedRandomSynthesizer
 from .synthesizers import MixtureSynthesizer as MixtureSynthesizer
 from .synthesizers import RandomSynthesizer as RandomSynthesizer
+from .synthesizers import RelativeDenseSynthesizer as RelativeDenseSynthesizer
+from .synthesizers import RelativeSynthesizer as RelativeSynthesizer
 from .synthesizers import RoutingSynthesizer as RoutingSynthesizer
 from .synthesizers import SalienceSynthesizer as SalienceSynthesizer
 from .synthesizers import SignALSHSynthesizer as SignALSHSynthesizer

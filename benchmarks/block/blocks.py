@@ -10,6 +10,9 @@ same for all of them.
 - `random [90% of heads]`: so many heads are `random`, rounded up, and the others, evenly spread, go on comparing tokens.
 - `floor`: value and output projections and one product of ready-made weights (H, L, L) with the values of the whole
   batch. What has to be done in any case by an attention whose weights are given; masks cost it nothing.
+- `dot_product (window 128)`: a query sees the keys less than so many places away, and the first tokens.
+- `weights of width one`: each token sees itself alone, so that only the value and output projections are left. The least memory of an
+  attention whose weights are given.
 - `sparse_strided` and the others that choose their keys: the same again.
 - peers: `fnet` (Transformers' Fourier mixing, which has no projections), `nystromformer` (Transformers', 64 landmarks),
   `linformer` (written here, because Transformers has none: keys and values projected along the length to 256).
@@ -37,6 +40,7 @@ from hf_synthesizer.synthesizers.config import layer_config
 
 WIDTH, HEADS = 768, 12
 STOCK, SAME_LIBRARY = "stock sdpa", "stock sdpa, same library"
+WIDTH_ONE = "weights of width one"
 VARIANTS = (
     "random",
     "fixed_random",
@@ -101,6 +105,17 @@ class Floor(nn.Module):
         return (mixed.permute(2, 1, 0, 3).reshape(batch, length, WIDTH),)
 
 
+class OwnToken(nn.Module):
+    """Weights of width one: each token sees itself alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor]:
+        return (linear(self.value, hidden_states),)
+
+
 class FourierMixing(nn.Module):
     """FNet's token mixing."""
 
@@ -154,6 +169,8 @@ def build(name: str, length: int, dtype: torch.dtype, dropout: float = 0.0, trai
         return FourierMixing().to(dtype).train(train)
     if name == "floor":
         attention: nn.Module = Floor(length)
+    elif name == WIDTH_ONE:
+        attention = OwnToken()
     elif name == "linformer":
         attention = LinformerSelfAttention(length, dropout)
     elif name == "nystromformer":
@@ -174,7 +191,9 @@ def build(name: str, length: int, dtype: torch.dtype, dropout: float = 0.0, trai
                 setattr(attention, projection, OurLinear(getattr(attention, projection)))
         elif not name.startswith("stock "):
             variant, _, share = name.removesuffix(" (fused)").partition(" [")
-            config = SynthesizerConfig(variant, max_length=length)
+            variant, _, window = variant.partition(" (window ")
+            options = {"window": int(window.removesuffix(")"))} if window else {}
+            config = SynthesizerConfig(variant, **options).for_length(length)
             if share:
                 config = config.replace(heads=synthesized_heads(int(share.partition("%")[0])))
             attention = SynthesizerBertSelfAttention.from_stock(attention, layer_config(config, HEADS))

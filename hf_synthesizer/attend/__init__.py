@@ -1,4 +1,4 @@
-"""Attention from logits and values: mask, softmax, dropout and matrix product, by the fastest exact route for the logits' form."""
+"""Attention from logits and values: mask, softmax, dropout and matrix product, by the fastest route for a form."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ ROUTES = {
 }
 """The fast routes. `choose_route` takes the first that serves.
 
-`native` serves processors and `triton` other devices, where their kernels can be built. `chunked` serves the rest on every device.
-In tests, `as_accelerator()` gives a processor the routes of the other devices.
+`native` serves processors and `triton` other devices, where their kernels can be built. `chunked` serves the rest on
+every device. In tests, `as_accelerator()` gives a processor the routes of the other devices.
 """
 FAR_ROUTES = {
     "band": Route(band.serves, band.band_attention),
@@ -45,8 +45,8 @@ FAR_ROUTES = {
 }
 """The routes for logits by distance and for windows, whose cost grows with the length and not with its square."""
 FEW_LOGITS = 1 << 16
-"""Number of logits in a row of the batch, over all heads. Up to this number, training on a processor is faster with plain
-operations on the whole batch than with chunks or with the kernel of `scaled_dot_product_attention`."""
+"""Number of logits in a row of the batch, over all heads. Up to this number, training on a processor is faster with
+plain operations on the whole batch than with chunks or with the kernel of `scaled_dot_product_attention`."""
 FEW_TILED_LOGITS = 1 << 13
 """The same limit for logits with an outer product, which is large: autograd would keep it."""
 
@@ -56,8 +56,8 @@ __all__ = ["ROUTES", "as_accelerator", "attend", "choose_route"]
 def choose_route(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> str:
     """The name of the first route that serves these terms, else `"reference"`.
 
-    A single query (a step of decoding) always takes the reference: one row of weights needs little memory. Training on short
-    sequences takes it too, unless the static or the native route serves.
+    A single query (a step of decoding) always takes the reference: one row of weights needs little memory. Training on
+    short sequences takes it too, unless the static or the native route serves.
     """
     if terms.query_length == 1:
         return "reference"

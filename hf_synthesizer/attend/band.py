@@ -1,12 +1,14 @@
-"""The band route: logits by distance, the same for each query, at a cost that grows with the length and not with its square.
+"""The band route: logits by distance that are the same for each query. Its cost grows with the length.
 
-With t the logits by distance, s_j a key's salience (its sink included), m_j its mask and c_j = m_j · exp(s_j − max s) · (v_j, 1),
+t are the logits by distance, s_j a key's salience (its sink included) and m_j its mask. With
+c_j = m_j · exp(s_j − max s) · (v_j, 1),
 
     Σ_j c_j · exp(t(j − i)) = Σ_{−b ≤ δ ≤ a} exp(t_δ) · c_{i+δ} + exp(t_−) · P_{i−b−1} + exp(t_+) · S_{i+a+1}
 
-Near keys are a band: the weights of a block of queries are the same for all blocks, so that each head has one small matrix.
-Far keys have one weight on each side, so their part is a running sum, P from the front and S from the back. With a window there are
-no far keys, but the first tokens of a row, which are added where they lie outside the band. The last column of c gives the denominator.
+Near keys are a band: the weights of a block of queries are the same for all blocks, so that each head has one small
+matrix. Far keys have one weight on each side, so their part is a running sum, P from the front and S from the back.
+With a window, the first tokens of a row take the place of the far keys: they are added where they lie outside the band.
+The last column of c gives the denominator.
 """
 
 from __future__ import annotations
@@ -59,11 +61,13 @@ class Band(NamedTuple):
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """One term by distance, with any number of key biases, under a mask of keys, a triangle and a window, without dropout.
+    """One term by distance and any number of key biases, under a mask of keys, a triangle and a window; no dropout.
 
     Only on processors: elsewhere, to know the range of the logits is to wait for the device.
     """
-    if not on_processor(value.device) or dropout or len(terms.relative) != 1 or mask.causal_offset not in (None, terms.relative[0].start):
+    if not on_processor(value.device) or dropout or len(terms.relative) != 1:
+        return False
+    if mask.causal_offset not in (None, terms.relative[0].start):
         return False
     rows = terms.relative[0].rows
     if rows.shape[0] != 1 or rows.shape[2] != 1:
@@ -104,10 +108,10 @@ def band_attention(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropo
 
 
 def _near_by_kernels_far_by_sums(terms: Terms, value: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-    """Without a window: the kernels compute the key blocks near a block of queries, running sums over blocks the others.
+    """Without a window: kernels for the key blocks near a block of queries, running sums for the others.
 
-    The two parts are averages of values, a over near keys and f over far ones. With the logarithms n and l of their sums of exp,
-    the output is σ · a + (1 − σ) · f for σ = sigmoid(n − l).
+    Both parts are averages of values: a over near keys, f over far ones. n and l are the logarithms of their sums of
+    weights. The output is σ · a + (1 − σ) · f with σ = sigmoid(n − l).
     """
     term = terms.relative[0]
     heads, key_length = value.shape[1:3]
@@ -144,7 +148,10 @@ def _near_by_kernels_far_by_sums(terms: Terms, value: torch.Tensor, mask: Attent
 def _block_sums(
     terms: Terms, value: torch.Tensor, mask: AttentionMask, blocks: int
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Σ exp(s_j − max s) · (v_j, 1) over the visible keys of each block, (B, H, blocks, d_v + 1), and max s, (B or 1, H or 1, 1, 1)."""
+    """Sums over the visible keys of each block, and the largest salience.
+
+    The sums are Σ exp(s_j − max s) · (v_j, 1), (B, H, blocks, d_v + 1). max s is (B or 1, H or 1, 1, 1).
+    """
     batch, heads, key_length, width = value.shape
     value = value.float()
     largest: torch.Tensor | float = 0.0

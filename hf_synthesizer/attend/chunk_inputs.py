@@ -54,7 +54,10 @@ class ChunkSize(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Rows of the batch, heads, queries, and the keys that these queries see: one span, or two if a window hides those between."""
+    """Rows of the batch, heads, queries, and the keys that these queries see.
+
+    The keys are one span, or two if a window hides those between.
+    """
 
     rows: slice
     heads: slice
@@ -66,7 +69,7 @@ class Chunk(NamedTuple):
         return sum(span.stop - span.start for span in self.keys)
 
     def parts_of(self, tensor: torch.Tensor, dimensions: str) -> list[tuple[slice, ...]]:
-        """The indices of this chunk's parts of a tensor (see `KernelTerms.dimensions`). A dimension of size 1 serves all."""
+        """The indices of this chunk's parts of a tensor (`KernelTerms.dimensions`). A size of 1 serves all."""
         by_name = {"b": self.rows, "h": self.heads, "q": self.queries}
         index = [
             ALL if size == 1 else by_name.get(name, ALL) for name, size in zip(dimensions, tensor.shape, strict=False)
@@ -97,7 +100,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkInputs:
-    """The inputs of all chunks, except for values and terms: these are separate arguments, so that autograd sees them."""
+    """The inputs of all chunks. Values and terms are separate arguments, so that autograd sees them."""
 
     shape: tuple[int, int, int, int]
     """(B, H, Lq, Lk)."""
@@ -106,7 +109,7 @@ class ChunkInputs:
     """`KernelTerms.counts`."""
     mask: AttentionMask
     ends: tuple[int, ...] | None
-    """On a processor, for a mask of keys: the index of the last visible key + 1 for each row of the batch. Later keys are cut off."""
+    """The index of each row's last visible key + 1, on a processor under a mask of keys. Later keys are cut off."""
     keep: torch.Tensor | None
     """What is left to mask."""
     sinks: tuple[int, int]

@@ -1,11 +1,11 @@
 """The chunked route: any sum of forms on any device, one chunk of the logits at a time.
 
 A chunk is some rows of the batch, heads and queries, and the keys that these queries see. Its logits are summed,
-masked, normalised by a softmax, dropped out and multiplied with the values. The full logits never exist. The backward computes
-each chunk again, with the same dropout, and autograd differentiates it.
+masked, normalised by a softmax, dropped out and multiplied with the values. The full logits never exist. The backward
+computes each chunk again, with the same dropout, and autograd differentiates it.
 
-On a processor, a chunk fits the cache, and padding at the end of a row is cut off. On other devices, a chunk holds the whole batch,
-and no tensor is read from the device.
+On a processor, a chunk fits the cache, and padding at the end of a row is cut off. On other devices, a chunk holds the
+whole batch, and no tensor is read from the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .terms import Terms
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """All logits. A graph compiler gets plain operations instead. Through a window, distances must be differences of indices."""
+    """All logits. A graph compiler gets plain operations instead. With a window, distances must count indices."""
     reach = mask.reach
     return not traced() and (
         reach is None or not (reach.positions.per_row or isinstance(reach.positions.start, torch.Tensor))

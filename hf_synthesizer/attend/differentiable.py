@@ -1,7 +1,7 @@
 """Differentiable gradients for the routes with their own backward.
 
-A gradient penalty needs a graph of the gradient (`create_graph=True`). The backward of a kernel is not differentiable. So the
-output is computed again by the reference's operations, which autograd records.
+A gradient penalty needs a graph of the gradient (`create_graph=True`). The backward of a kernel is not differentiable.
+So the output is computed again by the reference's operations, which autograd records.
 """
 
 from __future__ import annotations

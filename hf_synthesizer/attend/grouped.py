@@ -1,4 +1,4 @@
-"""Attention in groups of heads: each group takes the route of its own form. The outputs return in the order of heads."""
+"""Attention in groups of heads: each group takes the route of its form. Outputs are in the order of heads."""
 
 from __future__ import annotations
 

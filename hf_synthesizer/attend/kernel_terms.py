@@ -1,4 +1,4 @@
-"""The logits as the kernels and the chunked route read them: one product, outer products, placed terms and added tensors."""
+"""The logits as kernels and chunks read them: one product, outer products, placed terms and added tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = Sequence[torch.Tensor | None]
 
 
 class Counts(NamedTuple):
-    """Numbers of outer products and placed terms, the column of distance 0 of each added term, and the first query's index."""
+    """The numbers of terms, the column of distance 0 of each added term, and the index of the first query."""
 
     outer_products: int
     placed: int
@@ -106,7 +106,7 @@ class KernelTerms(NamedTuple):
         return torch.arange(key_length, device=device) - query
 
     def logits(self, key_length: int, distances: torch.Tensor | None = None) -> tuple[torch.Tensor, bool]:
-        """The sum of all terms, (1 or B, 1 or H, 1 or Lq, Lk), and whether its memory is new: only then it may be written to.
+        """The sum of all terms, (1 or B, 1 or H, 1 or Lq, Lk), and whether its memory is new and may be written to.
 
         Terms by distance need the `distances` j − i of the pairs, (Lq, Lk).
         """

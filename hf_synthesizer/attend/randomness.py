@@ -1,4 +1,4 @@
-"""Dropout of the routes that compute again in the backward: a seed, from which forward and backward draw the same numbers."""
+"""Dropout of the routes that compute again in the backward: both passes draw the same numbers from a seed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .operand_checks import is_plain
 
 
 def draw_seed(dropout: float, tensor: torch.Tensor) -> int:
-    """A seed from PyTorch's generator of the processor; 0 without dropout, and for tensors without numbers (meta, fake).
+    """A seed from PyTorch's generator of the processor; 0 without dropout, and for meta and fake tensors.
 
-    `torch.manual_seed`, checkpointing and `fork_rng` keep that generator. A seed is drawn on the host for any device, so that
-    nothing waits for the device.
+    `torch.manual_seed`, checkpointing and `fork_rng` keep that generator. A seed is drawn on the host for any device,
+    so that nothing waits for the device.
     """
     if not dropout or tensor.is_meta or not is_plain(tensor):
         return 0

@@ -1,4 +1,4 @@
-"""The route through `scaled_dot_product_attention`: low-rank terms are its queries and keys, the other terms are its bias."""
+"""The route through `scaled_dot_product_attention`: low-rank terms are queries and keys, the others its bias."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FEWEST_KEYS = 256  # with fewer keys, one call of the kernel is cheaper than the
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
     """Logits with a low-rank term, if the operator is the fastest route.
 
-    In traced graphs it always is. On devices other than processors, it is if PyTorch has a fused kernel for these logits. Without a
-    fused kernel, the operator computes all logits at once.
+    In traced graphs it always is. On devices other than processors, it is if PyTorch has a fused kernel for these
+    logits. Without a fused kernel, the operator computes all logits at once.
     """
     if not terms.low_rank:
         return False
@@ -127,13 +127,13 @@ def kernel_attention(
 
 
 def _key_bias_needs_gradient(terms: Terms) -> bool:
-    """Whether the key bias needs a gradient, which the kernel lacks. False while tracing: one graph serves both cases."""
+    """Whether the key bias needs a gradient, which the kernel lacks. False in a graph, which serves both cases."""
     needs_gradient = terms.key_bias is not None and terms.key_bias.requires_grad and torch.is_grad_enabled()
     return needs_gradient and terms.is_low_rank and not traced()
 
 
 def _append_key_bias(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append the key bias as a column of the keys, and ones to the queries. The kernel has gradients for queries and keys."""
+    """Append the key bias to the keys, and ones to the queries. The kernel has gradients for both."""
     batch, heads, length, _ = key.shape
     column = bias.to(key.dtype).transpose(-1, -2).expand(batch, heads, length, 1)
     return torch.cat((query, query.new_ones(*query.shape[:-1], 1)), -1), torch.cat((key, column), -1)

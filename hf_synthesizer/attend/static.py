@@ -1,7 +1,7 @@
 """The static route: each head has one table of weights for the whole batch, and needs one matrix product.
 
-If the logits R do not depend on the input, softmax(R) does not either. Key padding m and a key's salience s_j differ between
-rows of the batch, but they only scale columns. With e_j = m_j · exp(s_j − max s),
+If the logits R do not depend on the input, softmax(R) does not either. Key padding m and a key's salience s_j differ
+between rows of the batch, but they only scale columns. With e_j = m_j · exp(s_j − max s),
 
     out = (softmax(R) @ (e ∘ V)) / (softmax(R) @ e),
 
@@ -34,9 +34,9 @@ FEW_TOKENS = 1024  # tokens of a batch; up to this number, native kernels train 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
     """Static forms with any number of key biases, under a mask of keys and a triangle, without dropout.
 
-    Dropout is excluded, because it draws different weights for each row of the batch. Logits with a range above `MAX_RANGE` need
-    a route that subtracts each row's maximum. On devices other than processors, so do key biases and tables whose range is not
-    known yet. Training takes the native kernels where they are as fast.
+    Dropout is excluded, because it draws different weights for each row of the batch. Logits with a range above
+    `MAX_RANGE` need a route that subtracts each row's maximum. On devices other than processors, so do key biases and
+    tables whose range is not known yet. Training takes the native kernels where they are as fast.
     """
     if dropout or isinstance(mask.causal_offset, torch.Tensor):
         return False
@@ -144,7 +144,10 @@ def _known_logit_range(terms: Terms, mask: AttentionMask) -> float:
 
 
 def product_with_logits(terms: Terms, columns: torch.Tensor, causal_offset: int | None) -> torch.Tensor:
-    """`softmax(Σ w·R) @ columns` for each head, (H, Lk, c) → (H, Lq, c): the columns of all rows of the batch are one wide value."""
+    """`softmax(Σ w·R) @ columns` for each head, (H, Lk, c) → (H, Lq, c).
+
+    The columns of all rows of the batch are one wide value.
+    """
     values, mask = columns.unsqueeze(0), AttentionMask(causal_offset=causal_offset)
     terms = Terms(static=terms.static, query_length=terms.query_length)
     if traced():  # compilers optimise one large operation better than chunks

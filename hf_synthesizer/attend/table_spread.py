@@ -33,8 +33,8 @@ def spread_by_distance(term: RelativeTerm) -> float:
 def known_spread(term: StaticTerm) -> float:
     """An upper bound of `spread` without waiting for the device; infinite while it is unknown.
 
-    The bound is computed once for each version of a parameter. The next read of a mask transfers it. Tables in training and terms
-    with a mixing weight change at each step, so their bounds stay unknown.
+    The bound is computed once for each version of a parameter. The next read of a mask transfers it. Tables in training
+    and terms with a mixing weight change at each step, so their bounds stay unknown.
     """
     if term.weight is not None:
         return UNKNOWN

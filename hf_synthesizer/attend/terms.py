@@ -33,7 +33,7 @@ class AddedTerm(NamedTuple):
     weight: torch.Tensor | None
     """(H,), or None for 1."""
     zero: int | None = None
-    """The column of distance 0; None for a number for each key. The first and the last column serve all farther keys."""
+    """The column of distance 0; None for a number for each key. The first and last column serve all farther keys."""
 
 
 class RelativeTerm(NamedTuple):
@@ -81,7 +81,8 @@ class Terms:
         weights: known softmax weights, if there is no other term than key biases; else they become logits in `static`.
         key_bias: (1 or B, H or 1, 1, Lk) or None.
         explicit: tensors (1 or B, 1 or H, 1 or Lq, Lk).
-        relative: terms by distance, where distances are differences of indices; elsewhere they are in `static` or `explicit`.
+        relative: terms by distance, where distances are differences of indices; elsewhere they are in `static` or
+            `explicit`.
         placed: placed terms; on a processor and in a traced graph they are in `explicit`.
         query_length: Lq.
     """
@@ -199,7 +200,7 @@ class Terms:
         return added + [AddedTerm(term.rows, term.weight, term.form.max_distance) for term in self.relative]
 
     def factors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Queries and keys of all products: of low-rank terms (B, H, L, r), and of factorized tables (1, H or 1, L, k)."""
+        """Queries and keys of all products: low-rank terms (B, H, L, r), factorized tables (1, H or 1, L, k)."""
         pairs = list(self.low_rank)
         for weight, table, keys in self.static:
             if keys is not None:

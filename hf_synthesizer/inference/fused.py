@@ -30,8 +30,8 @@ class FusedSynthesizer(Synthesizer):
     the copies. `load_state_dict` loads into the copies and computes everything again. Parts that depend on the input are not
     copied: the original, `frozen` and this module share them.
 
-    The module keeps softmaxed weights if these are exact. If the logits of a row span more than `MAX_RANGE`, or the dtype is too
-    narrow, it keeps logits.
+    The module keeps softmaxed weights if these are exact. With a window, if the logits of a row span more than `MAX_RANGE`, or if
+    the dtype is too narrow, it keeps logits.
     """
 
     frozen: Synthesizer
@@ -97,6 +97,8 @@ class FusedSynthesizer(Synthesizer):
         """Why the numbers do not allow softmaxed weights; None if they do."""
         if self.dtype not in WEIGHT_DTYPES:
             return f"{str(self.dtype).removeprefix('torch.')} cannot hold small weights"
+        if self.config.options.get("window") is not None:
+            return "a window divides other weights by their sum"
         if not self.spread <= MAX_RANGE:  # also True for NaN
             return f"a row's logits lie {self.spread:.0f} apart, and weights are exact up to {MAX_RANGE:.0f}"
         return None

@@ -47,7 +47,8 @@ def fuse_for_inference(model: nn.Module, *, tolerance: float | None = None) -> F
 
     Layers whose logits do not depend on the input (`random`, `fixed_random`, `factorized_random`, and these with
     `salience`) keep their softmaxed weights. In other mixtures, the static parts become one table of logits. A layer also keeps
-    logits where weights would not be exact: in float16, or if the logits of a row span more than 60. The report says so.
+    logits where weights would not be exact: in float16, with a window, or if the logits of a row span more than 60. The report says
+    so.
 
     The fused weights cannot become stale: the parameters behind them are read-only until `unfuse`. `state_dict`, saving,
     copies and `.to()` work as before, and `load_state_dict` computes the weights again.

@@ -12,8 +12,8 @@ from .tokens import Tokens
 class Choice:
     """A rule that says which keys each query may attend to.
 
-    `chosen` defines the rule in plain operations that a compiler can record. The sparse route of `attend` must choose the same
-    pairs without that tensor.
+    `chosen` defines the rule in plain operations that a compiler can record. The sparse route of `attend` must choose
+    the same pairs without that tensor.
     """
 
     causal: ClassVar[bool] = False

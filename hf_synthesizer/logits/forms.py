@@ -1,7 +1,7 @@
 """Forms of attention logits: synthesizers return them, and `attend` consumes them.
 
-A form keeps the few tensors that define the logits. `materialize()` returns the logits as a (B or 1, H, Lq, Lk) tensor. Every
-fast route of `attend` must equal `softmax(materialize() + mask) @ value`.
+A form keeps the few tensors that define the logits. `materialize()` returns the logits as a (B or 1, H, Lq, Lk) tensor.
+Every fast route of `attend` must equal `softmax(materialize() + mask) @ value`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class StaticWeights(Logits):
     """Static logits given by their softmax: attention weights, up to one factor for each row.
 
     `weights`: (H, Lq, Lk), or a pair of factors (H, Lq, r), (H, r, Lk) whose product they are. `complete` says that
-    each row sums to 1. `causal` says that a row has weights only for its past. `spread` is an upper bound of max − min over the
-    logarithms of a row's weights.
+    each row sums to 1. `causal` says that a row has weights only for its past. `spread` is an upper bound of max − min
+    over the logarithms of a row's weights.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class LowRank(Logits):
 class Sparse(Logits):
     """`scaling · query · keyᵀ` for the keys that a query chooses, and −∞ for all others.
 
-    `query`: (B, H, Lq, r), `key`: (B, H, Lk, r). `choice` is the rule that chooses keys. It must not choose padding, so it
-    needs the mask: `with_chosen_keys(mask)` applies it. Query i has the index `start + i` among the keys. `causal` says that the
-    layer is a decoder's, with or without a causal mask. `known_positions` are the tokens' positions if the layer has a window;
-    without them, positions count from a row's first visible token.
+    `query`: (B, H, Lq, r), `key`: (B, H, Lk, r). `choice` is the rule that chooses keys. It must not choose padding, so
+    it needs the mask: `with_chosen_keys(mask)` applies it. Query i has the index `start + i` among the keys. `causal`
+    says that the layer is a decoder's, with or without a causal mask. `known_positions` are the tokens' positions if
+    the layer has a window; without them, positions count from a row's first visible token.
     """
 
     def __init__(
@@ -192,9 +192,9 @@ class Tiled(Logits):
 class Placed(Logits):
     """Logits gathered by position: each row of the batch has its own positions.
 
-    `form` is a `Static` table (H or 1, N, N), with `logits[b, h, i, j] = table[h, query[b, i], key[b, j]]`; or a `Tiled` form
-    of N columns, whose queries are in order, with `logits[b, h, i, j] = form[b, h, i, key[b, j]]`. `key`: (B or 1, Lk), `query`:
-    (B or 1, Lq), None beside `Tiled`.
+    `form` is a `Static` table (H or 1, N, N), with `logits[b, h, i, j] = table[h, query[b, i], key[b, j]]`; or a
+    `Tiled` form of N columns, whose queries are in order, with `logits[b, h, i, j] = form[b, h, i, key[b, j]]`. `key`:
+    (B or 1, Lk), `query`: (B or 1, Lq), None beside `Tiled`.
     """
 
     def __init__(self, form: Static | Tiled, key: torch.Tensor, query: torch.Tensor | None = None):

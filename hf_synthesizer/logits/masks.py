@@ -1,8 +1,8 @@
 """The attention mask: visible keys, an additive bias, causality.
 
-Transformers gives each attention backend its own kind of mask (eager: a float tensor; sdpa: a bool tensor or None), with a number
-for each query and key. `attend` takes an `AttentionMask`, which detects the structure of a mask. Most are a mask of keys, with or
-without a causal triangle. Neither needs L² numbers in each layer.
+Transformers gives each attention backend its own kind of mask (eager: a float tensor; sdpa: a bool tensor or None),
+with a number for each query and key. `attend` takes an `AttentionMask`, which detects the structure of a mask. Most are
+a mask of keys, with or without a causal triangle. Neither needs L² numbers in each layer.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Extents(NamedTuple):
 
 
 class AttentionMask:
-    """`keep` (B or 1, H or 1, Lq or 1, Lk) is True where a query sees a key. `bias`, of such a shape too, is added to logits.
+    """`keep` (B or 1, H or 1, Lq or 1, Lk) is True where a query sees a key; a `bias` of such a shape is added.
 
-    With `causal_offset` = p, query i sees the keys j ≤ i + p, without a mask tensor. `source` is the tensor from which `keep` was
-    made. It is the same for all layers, so reads of `keep` are cached under it. With a `reach`, a query sees only keys near it and
-    the first tokens of its row.
+    With `causal_offset` = p, query i sees the keys j ≤ i + p, without a mask tensor. `source` is the tensor from which
+    `keep` was made. It is the same for all layers, so reads of `keep` are cached under it. With a `reach`, a query sees
+    only keys near it and the first tokens of its row.
     """
 
     def __init__(
@@ -158,7 +158,10 @@ class AttentionMask:
         return self.known_extents
 
     def row_ends(self, batch: int) -> tuple[tuple[int, ...] | None, torch.Tensor | None]:
-        """For a mask of keys, each row's last visible index + 1, and `keep` if a row hides an earlier key; else (None, `keep`)."""
+        """Each row's last visible index + 1, and `keep` if a row hides an earlier key.
+
+        (None, `keep`) if this is no mask of keys.
+        """
         if self.keep is None or self.keep.shape[1] != 1 or self.keep.shape[2] != 1:
             return None, self.keep
         extents = self.extents()

@@ -1,7 +1,7 @@
 """The positions of queries and keys in their sequence.
 
-Synthesized logits depend on positions, so a layer must know them exactly. In an encoder they are 0 … L−1. In a decoder with a
-cache, queries start where the cache ends. In a left-padded batch, each row has its own start.
+Synthesized logits depend on positions, so a layer must know them exactly. In an encoder they are 0 … L−1. In a decoder
+with a cache, queries start where the cache ends. In a left-padded batch, each row has its own start.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from .masks import AttentionMask
 def span(tensor: torch.Tensor, start: int, length: int, dim: int) -> torch.Tensor:
     """`tensor[start : start + length]` along a dimension, as a view; the tensor itself if this is all of it.
 
-    The gradient of a slice is a second tensor as large as the whole, which is expensive for a table of logits. Under torch.export
-    the result is a copy: an exported slice would guard that it is shorter than the tensor, and refuse the longest sequence.
+    The gradient of a slice is a second tensor as large as the whole, which is expensive for a table of logits. Under
+    torch.export the result is a copy: an exported slice would guard that it is shorter than the tensor, and refuse the
+    longest sequence.
     """
     if exporting():
         return tensor.index_select(dim, start + torch.arange(length, device=tensor.device))
@@ -40,19 +41,19 @@ def rows_in(*tensors: torch.Tensor) -> int:
 
 
 def exporting() -> bool:
-    """Whether torch.export or torch.jit is tracing. Old versions of torch cannot tell; there, whether any tracing runs."""
+    """Whether torch.export or torch.jit is tracing. In old versions of torch, whether any tracing runs."""
     return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 
 class Positions:
     """The positions of `query_length` queries and `key_length` keys.
 
-    In the common case, positions are contiguous and the same for each row of the batch, and tables are sliced. Queries are at
-    `start … start + query_length − 1` and keys at `0 … key_length − 1`. `start` is an int, or a scalar tensor if a static cache
-    keeps its length on the device.
+    In the common case, positions are contiguous and the same for each row of the batch, and tables are sliced. Queries
+    are at `start … start + query_length − 1` and keys at `0 … key_length − 1`. `start` is an int, or a scalar tensor if
+    a static cache keeps its length on the device.
 
-    Otherwise `query` (B, Lq) and `key` (B, Lk) hold each position, and tables are gathered for each row. `source` is the tensor
-    that holds the queries' positions; it is the same for all layers.
+    Otherwise `query` (B, Lq) and `key` (B, Lk) hold each position, and tables are gathered for each row. `source` is
+    the tensor that holds the queries' positions; it is the same for all layers.
     """
 
     def __init__(
@@ -86,11 +87,12 @@ class Positions:
         dropped: int = 0,
         windowed: bool = False,
     ) -> Positions:
-        """From the `position_ids` (B or 1, Lq) of the queries; contiguous ones are detected, and then tables are sliced.
+        """From the `position_ids` (B or 1, Lq) of the queries. If they are contiguous, tables are sliced.
 
-        Padding may have position −1 (OPT). It is clamped to 0; the mask hides it. The layer's `mask` gives the positions of cached
-        keys: position_ids count either all tokens or only the visible ones (`_CachedKeys`). `dropped` is the number of tokens that
-        the cache has dropped at its start. `windowed` says that the mask may hide distant tokens.
+        Padding may have position −1 (OPT). It is clamped to 0; the mask hides it. The layer's `mask` gives the
+        positions of cached keys: position_ids count either all tokens or only the visible ones (`_CachedKeys`).
+        `dropped` is the number of tokens that the cache has dropped at its start. `windowed` says that the mask may
+        hide distant tokens.
 
         Raises:
             UnsupportedModelError: if position_ids count the tokens in neither way.
@@ -151,7 +153,8 @@ class Positions:
     def within(self, max_length: int, device: torch.device) -> Positions:
         """The same positions, with key positions clamped to `max_length − 1`.
 
-        A static cache may be longer than `max_length`. The mask hides its unused entries, so their logits do not matter.
+        A static cache may be longer than `max_length`. The mask hides its unused entries, so their logits do not
+        matter.
 
         Raises:
             SequenceTooLongError: if a token is beyond `max_length`.
@@ -171,8 +174,8 @@ class Positions:
     def require(self, max_length: int) -> None:
         """Check that no token is beyond `max_length`.
 
-        This counts tokens, not indices: a static cache has unused indices, and left padding takes some. A compiled graph cannot
-        read a tensor here, and checks when it runs.
+        This counts tokens, not indices: a static cache has unused indices, and left padding takes some. A compiled
+        graph cannot read a tensor here, and checks when it runs.
 
         Raises:
             SequenceTooLongError: if a token is beyond `max_length`.
@@ -249,8 +252,8 @@ class _CachedKeys(NamedTuple):
         """The positions of the keys, (B or 1, Lk).
 
         If position_ids count all tokens, a key's position is its index. If they count only the visible tokens,
-        `attention_mask.cumsum(-1) - 1`, positions count back from the first new token over visible keys. Both agree unless a hidden
-        token lies between visible ones.
+        `attention_mask.cumsum(-1) - 1`, positions count back from the first new token over visible keys. Both agree
+        unless a hidden token lies between visible ones.
         """
         indices = torch.arange(self.key_length, device=self.position_ids.device)
         if self.mask is None:
@@ -259,7 +262,7 @@ class _CachedKeys(NamedTuple):
         return torch.where(counts_all, indices + self.dropped, counted)
 
     def counted(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Which cached keys are visible (B, Lk), the positions by visible keys (B, Lk), and which rows count all tokens (B, 1)."""
+        """The visible cached keys (B, Lk), positions counted over them (B, Lk), rows that count all tokens (B, 1)."""
         indices = torch.arange(self.key_length, device=self.position_ids.device)
         keep = AttentionMask.from_tensor(self.mask).keep.any(2).any(1)  # type: ignore[union-attr]  # (B or 1, Lk)
         first = (keep & (indices >= self.start)).int().argmax(-1, keepdim=True)

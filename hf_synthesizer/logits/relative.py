@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 
 class Relative(Logits):
-    """`logits[b, h, i, j] = rows[b, h, i, clip(j − i, −D, D) + D] + sinks[h, j]`, the sinks for the first tokens of a row only.
+    """`logits[b, h, i, j] = rows[b, h, i, clip(j − i, −D, D) + D] + sinks[h, j]`, sinks for the first tokens only.
 
-    `rows`: (B or 1, H, Lq or 1, 2·D + 1). In a causal layer it is (B or 1, H, Lq or 1, D + 1), for the distances −D … 0. With one
-    row, the logits don't depend on the query. `sinks`: (H, s), for the tokens 0 … s − 1 of a row, or None.
+    `rows`: (B or 1, H, Lq or 1, 2·D + 1). In a causal layer it is (B or 1, H, Lq or 1, D + 1), for the distances −D …
+    0. With one row, the logits don't depend on the query. `sinks`: (H, s), for the tokens 0 … s − 1 of a row, or None.
 
-    i and j are `positions`. `tokens` (B or 1, Lk) numbers the keys of a row from its first visible token: `with_mask` finds it.
+    i and j are `positions`. `tokens` (B or 1, Lk) numbers the keys of a row from its first visible token: `with_mask`
+    finds it.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class Relative(Logits):
 def counts_indices(positions: Positions, mask: AttentionMask) -> bool:
     """Whether j − i is the difference between the indices of key and query, for all keys that `mask` shows.
 
-    It is not if tokens between visible ones are hidden and position_ids don't count them. False if this cannot be read here.
+    It is not if tokens between visible ones are hidden and position_ids do not count them. False if this cannot be
+    read here.
     """
     if not positions.per_row or positions.source is None:  # without a source, positions are from left padding
         return True

@@ -1,7 +1,8 @@
 """Which indices of a batch hold tokens, and their positions in their rows.
 
-A rule that chooses keys must not choose padding, and padding must not change its choice. So a row reaches from its first to its
-last token, its positions count from its first token, and its length does not depend on the rest of the batch.
+A rule that chooses keys must not choose padding, and padding must not change its choice. So a row reaches from its
+first to its last token, its positions count from its first token, and its length does not depend on the rest of the
+batch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Tokens:
     """The tokens among `key_length` keys, and the indices of `query_length` queries among them.
 
     `keep` (B or 1, Lk) is True for keys that any query sees; None if all indices hold tokens. Query i has the index
-    `start + i`. `known_positions` are the tokens' positions if the mask cannot give them, because a window hides distant tokens.
+    `start + i`. `known_positions` are the tokens' positions if the mask cannot give them, because a window hides
+    distant tokens.
     """
 
     query_length: int
@@ -61,7 +63,7 @@ class Tokens:
         return (torch.arange(self.query_length, device=device) + self.start).unsqueeze(0)
 
     def positions(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """The positions of queries (B or 1, Lq) and keys (B or 1, Lk): the known ones, else counted from the row's first token."""
+        """The positions of queries (B or 1, Lq) and keys (B or 1, Lk), known or counted from the row's first token."""
         if self.known_positions is not None:
             return self.known_positions.numbers(device)
         first = self.first()

@@ -21,18 +21,19 @@ from .statistics import Fit, Statistic
 class Synthesizer(nn.Module):
     """The logits S of `softmax(S + mask) · V`, for H heads of width d_h and up to N = `max_length` positions.
 
-    A subclass is registered with `@register_variant("name")`. The second paragraph of its docstring is for users. It defines `__init__` with the signature below, `synthesize`
-    and `start_at_zero`. If its logits depend on the keys' tokens, it also defines `key_width` and `project_keys`. If its
-    parameters can be computed from a teacher, it names a `statistic` and defines `fit`.
+    A subclass is registered with `@register_variant("name")`, and defines `__init__` with the signature below,
+    `synthesize` and `start_at_zero`. If its logits depend on the keys' tokens, it also defines `key_width` and
+    `project_keys`. If its parameters can be computed from a teacher, it names a `statistic` and defines `fit`. The
+    second paragraph of its docstring is for users.
 
-    Hooks for offloading and sharding load a module's parameters when the module is called, and free them afterwards. So a
-    synthesizer must call the synthesizers that it contains. `project_keys` runs outside `forward`, so it may only use
+    Hooks for offloading and sharding load a module's parameters when the module is called, and free them afterwards. So
+    a synthesizer must call the synthesizers that it contains. `project_keys` runs outside `forward`, so it may only use
     parameters of submodules that it calls.
 
     Args:
         hidden_size: the width d of the hidden states.
         num_heads: the number H of heads.
-        max_length: the number N of positions.
+        max_length: the number N of positions; 0 if there is no longest sequence.
         config: the options; the registered variant's defaults if None.
         head_dim: the width d_h of a head, `hidden_size // num_heads` if None.
     """
@@ -148,7 +149,7 @@ class Synthesizer(nn.Module):
         raise TypeError(f"{type(self).__name__} must define synthesize()")
 
     def static_table(self) -> torch.Tensor | None:
-        """Compute the part of the logits that does not depend on the input, (H, N, N); None if there is no such part."""
+        """Compute the part of the logits that does not depend on the input, (H, N, N); None if there is none."""
         return None
 
     def input_terms(
@@ -206,10 +207,11 @@ class Synthesizer(nn.Module):
                 yield module.get_submodule(query), module.get_submodule(key)
 
     def reset_parameters(self) -> None:
-        """Initialise all tensors, as `nn.Linear.reset_parameters` does. A model built on `torch.device("meta")` needs it
-        after `to_empty`.
+        """Initialise all tensors, as `nn.Linear.reset_parameters` does. A model built on `torch.device("meta")` needs
+        it after `to_empty`.
 
-        Tensors that Transformers has loaded keep their values. So do the stock projections: Transformers initialises them.
+        Tensors that Transformers has loaded keep their values. So do the stock projections: Transformers initialises
+        them.
         """
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         kept = {id(tensor) for pair in self.stock_parts() for module in pair for tensor in module.parameters()}

@@ -18,15 +18,16 @@ MAX_LENGTH = Option(None, "the number N of positions that the logits are built f
 class SynthesizerConfig:
     """The recipe of one layer's attention logits.
 
-    The options of the variant are arguments and attributes too: `SynthesizerConfig("factorized_random", rank=4).rank`. Each
-    variant declares its own (`Synthesizer.options`); `hf-synthesizer variants` lists them.
+    The options of the variant are arguments and attributes too: `SynthesizerConfig("factorized_random", rank=4).rank`.
+    Each variant declares its own (`Synthesizer.options`); `hf-synthesizer variants` lists them.
 
     Args:
         variant: a registered name, or a mixture `a+b[+c]` of them (see `list_variants()`).
-        max_length: the number N of positions the logits are built for; None means the model's own maximum.
+        max_length: the number N of positions the logits are built for. None means the model's own maximum, or no
+            longest sequence if the variant needs none.
         mixing: how the parts of a mixture are weighted: `"softmax"` (the paper's: the weights of a head sum to 1) or
             `"sum"` (weights start at 1 and new parts at 0, so that a model that keeps `dot_product` starts as it was).
-        heads: which heads of the layer are made so, counted from 0; the others keep the stock attention. None means all.
+        heads: the heads of the layer with these logits, counted from 0; the others stay stock. None means all.
         options: options of the variant as a dict, beside those that are named.
         **named_options: options of the variant.
 

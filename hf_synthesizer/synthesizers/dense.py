@@ -45,8 +45,10 @@ class DenseSynthesizer(Synthesizer):
         return self.table_heads == self.num_heads
 
     def fit(self, fit: Fit) -> None:
-        """The logits with the mean key of each position: `W1 = Wq`, `W2[h, :, j] = s · k̄_j`. b2 subtracts the bias of the
-        hidden units."""
+        """The logits with the mean key of each position: `W1 = Wq`, `W2[h, :, j] = s · k̄_j`.
+
+        b2 subtracts the bias of the hidden units.
+        """
         keys = fit.scales.unsqueeze(-1) * fit.statistic.keys(fit.heads)  # (h, N, d_h)
         offset = fit.statistic.write_queries(self.hidden, fit)
         self.columns.copy_(keys)

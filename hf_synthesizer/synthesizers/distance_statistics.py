@@ -14,8 +14,8 @@ from .statistics import MeanStates, Statistic, TeacherCall, TeacherLayer
 class DistanceSums(NamedTuple):
     """Attention weights of pairs, summed. The first tokens of a row are apart.
 
-    `sums` (H, 2·D + 1) and `counts` (2·D + 1) are over the pairs (i, j) of each distance clip(j − i, −D, D), `sinks` (H, s) over
-    the queries of the first tokens.
+    `sums` (H, 2·D + 1) and `counts` (2·D + 1) are over the pairs (i, j) of each distance clip(j − i, −D, D). `sinks`
+    (H, s) are over the queries that see each of the first tokens.
     """
 
     sums: torch.Tensor
@@ -63,7 +63,7 @@ class DistanceWeights(Statistic):
         self.total = sums if self.total is None else self.total.plus(sums)
 
     def logits(self) -> torch.Tensor:
-        """The logarithm of the mean weights, (H, 2·D + 1). A distance that does not occur takes that of the nearest one."""
+        """The logarithm of the mean weights, (H, 2·D + 1). A distance that does not occur takes the nearest one's."""
         assert self.total is not None
         sums, counts, _ = self.total
         mean = (sums / counts.clamp(min=1)).clamp(min=torch.finfo(torch.float32).tiny)
@@ -77,8 +77,8 @@ class DistanceKeys(MeanStates):
 
         s · (R_i q_i) · (R_j k_j) = s · q_i · R_(j−i) k_j
 
-    With the mean key k̄ of all tokens but the first ones, the first term is `s · q_i · R_(j−i) k̄`: each token predicts a row of logits
-    by distance. Without rotations, keys differ between distances only as far as positions do.
+    With the mean key k̄ of all tokens but the first ones, the first term is `s · q_i · R_(j−i) k̄`: each token predicts
+    a row of logits by distance. Without rotations, keys differ between distances only as far as positions do.
     """
 
     knows_rotations = True

@@ -36,8 +36,8 @@ class FactorizedDenseSynthesizer(Synthesizer):
     }
     statistic = MeanStates
     constants = (1.0, 1.5, 2.0)
-    """A larger constant leaves less of the unwanted product, but loses precision in narrow dtypes, and makes each training step
-    as many times larger."""
+    """A larger constant leaves less of the unwanted product, but loses precision in narrow dtypes, and makes each
+    training step as many times larger."""
     fitted_rate = 0.2
 
     def __init__(self, *args, **kwargs):
@@ -68,9 +68,13 @@ class FactorizedDenseSynthesizer(Synthesizer):
     def fit(self, fit: Fit) -> None:
         """A product that is near to `(hidden_i − t) · key_j`, `dense`'s closed form.
 
-        With a constant c in each factor, the product contains a sum: `(c + u_m/c) (c + v_n/c) = c² + u_m + v_n + u_m·v_n / c²`.
-        Softmax ignores c², and the last term is small if c is large. Least squares split the keys into a fine part by j mod a
-        and a coarse part by j div a: `key_j ≈ F[j mod a] + G[j div a]`. Then `u = (hidden − t) · F` and `v = (hidden − t) · G`.
+        With a constant c in each factor, the product contains a sum:
+
+            (c + u_m/c) (c + v_n/c) = c² + u_m + v_n + u_m·v_n / c²
+
+        Softmax ignores c², and the last term is small if c is large. Least squares split the keys into a
+        fine part by j mod a and a coarse part by j div a: `key_j ≈ F[j mod a] + G[j div a]`. Then
+        `u = (hidden − t) · F` and `v = (hidden − t) · G`.
         """
         keys = fit.scales.unsqueeze(-1) * fit.statistic.keys(fit.heads)  # (h, N, d_h)
         offset = fit.statistic.write_queries(self.hidden, fit)  # t
@@ -103,7 +107,10 @@ def require_columns(factors: tuple[int, int], max_length: int) -> None:
 
 
 def default_factors(max_length: int) -> tuple[int, int]:
-    """Find a ≥ b with a·b = N, as near to a square as possible. If a/b > 4 for this N, take the next larger N that has a/b ≤ 4."""
+    """Find a ≥ b with a·b = N, as near to a square as possible.
+
+    If a/b > 4 for this N, take the next larger N that has a/b ≤ 4.
+    """
     for columns in range(max_length, 2 * max_length + 4):
         b = next(b for b in range(math.isqrt(columns), 0, -1) if columns % b == 0)
         if columns <= 4 * b * b or columns <= 3:
@@ -114,7 +121,10 @@ def default_factors(max_length: int) -> tuple[int, int]:
 def fine_and_coarse(
     keys: torch.Tensor, count: torch.Tensor, factors: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """F (h, a, d_h) and G (h, b, d_h) with `key_j ≈ F[j mod a] + G[j div a]`: least squares over the positions that occur."""
+    """F (h, a, d_h) and G (h, b, d_h) with `key_j ≈ F[j mod a] + G[j div a]`, by least squares.
+
+    Positions that do not occur have no weight.
+    """
     a, b = factors
     position = torch.arange(keys.shape[1])
     design = torch.zeros(keys.shape[1], a + b, dtype=keys.dtype)  # (N, a + b)

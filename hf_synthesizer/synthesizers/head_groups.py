@@ -22,8 +22,8 @@ STOCK = "stock"
 class HeadGroups(Synthesizer):
     """`S[h] = S_g[h]` for the heads h of group g. Heads in no group keep the stock logits.
 
-    Each group is an ordinary synthesizer for its number of heads. The widths of the groups' key states differ, so all key
-    states are concatenated as those of one head: (B, 1, L, Σ_g H_g · width_g).
+    Each group is an ordinary synthesizer for its number of heads. The widths of the groups' key states differ, so all
+    key states are concatenated as those of one head: (B, 1, L, Σ_g H_g · width_g).
     """
 
     formula = "S_g[h, i, j] for the heads h of group g"

@@ -18,11 +18,12 @@ from .registry import get_variant
 class MixtureSynthesizer(Synthesizer):
     """`S[h, i, j] = Σ_c α[h, c] · S_c[h, i, j]`, one scalar weight a head and component.
 
-    With `mixing="softmax"`, α is a softmax over the components. A key-side part such as `salience` has weight 1 and takes no
-    part in the softmax. If only one component is left, its weight is 1 too. With `mixing="sum"`, each component has a free
-    weight that starts at 1, and the logits of new parts start at 0.
+    With `mixing="softmax"`, α is a softmax over the components. A key-side part such as `salience` has weight 1 and
+    takes no part in the softmax. If only one component is left, its weight is 1 too. With `mixing="sum"`, each
+    component has a free weight that starts at 1, and the logits of new parts start at 0.
 
-    With "sum", `mixing_change = α − 1` is the trained parameter. So weight decay pulls α to 1, and not the pretrained part to 0.
+    With "sum", `mixing_change = α − 1` is the trained parameter. So weight decay pulls α to 1, and not the pretrained
+    part to 0.
     """
 
     formula = "Σ_c α[h, c] · S_c[h, i, j]"

@@ -16,8 +16,8 @@ LARGEST = 2**31 - 1
 class Option:
     """An option of a variant: its default, its meaning and its allowed values.
 
-    The type of the default tells which values are allowed: True or False, a positive int, a number, a string, or any other type
-    that JSON has.
+    The type of the default tells which values are allowed: True or False, a positive int, a number, a string, or any
+    other type that JSON has.
 
     Args:
         default: the value if the user names none.
@@ -26,8 +26,8 @@ class Option:
         least: the smallest allowed number of an int.
         most: the largest allowed number.
         choices: the allowed strings.
-        in_fingerprint: whether other values make another function of the same weights. False for an option that only sets
-            the first weights.
+        in_fingerprint: whether other values make another function of the same weights. False for an option that only
+            sets the first weights.
     """
 
     default: Any

@@ -19,9 +19,9 @@ _FLOOR = 1e-6
 def handcrafted_logits(length: int) -> torch.Tensor:
     """The seven patterns as log-probabilities, (7, N, N): their softmax is the pattern.
 
-    Each depends on j − i, or on j counted from the start. So softmax over the first L columns gives the same
-    pattern for a sequence of L tokens: "toward the end" means the end of that sequence, not of the table. Where a pattern has no
-    key for a query (the first token has no left context), the query attends to itself. A key outside a pattern has
+    Each depends on j − i, or on j counted from the start. So softmax over the first L columns gives the same pattern
+    for a sequence of L tokens: "toward the end" means the end of that sequence, not of the table. Where a pattern has
+    no key for a query (the first token has no left context), the query attends to itself. A key outside a pattern has
     probability 1e-6, because log 0 is not finite.
     """
     query = torch.arange(length)[:, None]

@@ -72,8 +72,8 @@ def _ratio(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
 class RelativeSynthesizer(DistanceSynthesizer):
     """`S[h, i, j] = T[h, clip(j − i, −D, D)] + F[h, j]`, F for the first `sinks` tokens of a row.
 
-    `relative` is a table of logits by distance. A head can learn to look at the next token, at the tokens around it, or at the
-    first tokens. It has no `max_length` and takes sequences of any length.
+    `relative` is a table of logits by distance. A head can learn to look at the next token, at the tokens around it, or
+    at the first tokens. It needs no `max_length` and takes sequences of any length.
 
     F starts at 0. In a causal layer T has the distances −D … 0.
     """

@@ -18,8 +18,8 @@ from .statistics import Fit
 class RelativeDenseSynthesizer(DistanceSynthesizer):
     """`S[h, i, j] = relu(W1 x_i)[h] · W2[h, :, clip(j − i, −D, D)] + b2[h, clip(j − i, −D, D)] + F[h, j]`.
 
-    Each token i predicts from its hidden state how it looks at each distance: how far, and in which direction. It has no
-    `max_length` and takes sequences of any length.
+    `relative_dense` predicts a row of logits by distance from the hidden state of each token: how far the token looks,
+    and in which direction. It needs no `max_length` and takes sequences of any length.
 
     F is for the first `sinks` tokens of a row, and starts at 0. In a causal layer W2 and b2 have the distances −D … 0.
     """
@@ -54,7 +54,7 @@ class RelativeDenseSynthesizer(DistanceSynthesizer):
         return self.table_heads == self.num_heads
 
     def fit(self, fit: Fit) -> None:
-        """`W1 = Wq`, and for each distance `W2 = s · k̄`, the mean key at that distance. `match` then chooses b2 and F."""
+        """`W1 = Wq`, and `W2 = s · k̄` with the mean key at each distance. `match` then chooses b2 and F."""
         keys = (fit.scales.unsqueeze(-1) * fit.statistic.keys(fit.heads))[:, : self.columns_of_distances]
         offset = fit.statistic.write_queries(self.hidden, fit)  # (h, d_h)
         logits = fit.statistic.weights.logits()[list(fit.heads)][:, : self.columns_of_distances]

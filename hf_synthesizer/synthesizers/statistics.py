@@ -1,7 +1,7 @@
 """What a closed form knows of the teacher: means over the calls of one attention layer of a stock model.
 
-A transfer runs the teacher, gives each call to the statistic that a variant names (`Synthesizer.statistic`), and lets the
-variant compute its parameters from it (`Synthesizer.fit`). A variant may define a statistic of its own.
+A transfer runs the teacher, gives each call to the statistic that a variant names (`Synthesizer.statistic`), and lets
+the variant compute its parameters from it (`Synthesizer.fit`). A variant may define a statistic of its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LIFT = 3.0
 class TeacherCall:
     """One call of the teacher's layer.
 
-    `hidden_states` (B, L, d) is the input, and `weights` (B, H, L, L) are the attention weights. `rows` (B, L) tells which
-    queries are tokens, and `pairs` (B, L, L) which keys a token may attend to. `position_bias` (1 or B, H, L, L) is the bias
-    that T5 and MPNet add to their logits. `rotation` is cosine and sine, (L, r) each, by which queries and keys at the positions from
-    0 on are rotated; None in a model without rotations.
+    `hidden_states` (B, L, d) is the input, and `weights` (B, H, L, L) are the attention weights. `rows` (B, L) tells
+    which queries are tokens, and `pairs` (B, L, L) which keys a token may attend to. `position_bias` (1 or B, H, L, L)
+    is the bias that T5 and MPNet add to their logits. `rotation` is cosine and sine, (L, r) each, by which queries and
+    keys at the positions from 0 on are rotated; None in a model without rotations.
     """
 
     hidden_states: torch.Tensor
@@ -40,8 +40,8 @@ class TeacherCall:
 class TeacherLayer:
     """The teacher's layer: d = `hidden_size`, H = `num_heads`, d_h = `head_dim`, N = `max_length` of the synthesizer.
 
-    `projections` are its query and key projections, and `scaling` is the factor of their product. `projections` is None for
-    statistics that do not need dot products. `options` are those of the variant.
+    `projections` are its query and key projections, and `scaling` is the factor of their product. `projections` is None
+    for statistics that do not need dot products. `options` are those of the variant.
     """
 
     hidden_size: int
@@ -57,7 +57,7 @@ class Statistic:
     """A mean over the calls of one layer of the teacher."""
 
     needs_dot_products: ClassVar[bool] = False
-    """Whether it needs the teacher's projections. Then `fit` writes first-order terms, and each head chooses their scale."""
+    """Whether it needs the teacher's projections. Then `fit` writes first-order terms, scaled for each head."""
     knows_rotations: ClassVar[bool] = False
     """Whether it serves dot products of rotated queries and keys too (Llama)."""
 
@@ -95,9 +95,10 @@ class Fit:
 class MeanWeights(Statistic):
     """The constant attention nearest to a layer's, over the valid pairs (i, j) of all sequences seen.
 
-    A pair is valid if i is a token and may attend to j. Padding is on the right, so all sequences start at key 0. Under a mask,
-    constant logits give a shorter sequence the weights of a longer one, divided by their sum over its own keys. A mean of
-    weights would depend on the lengths of the sequences: each weight is smaller in a longer sequence. This share does not:
+    A pair is valid if i is a token and may attend to j. Padding is on the right, so all sequences start at key 0. Under
+    a mask, constant logits give a shorter sequence the weights of a longer one, divided by their sum over its own keys.
+    A mean of weights would depend on the lengths of the sequences: each weight is smaller in a longer sequence. This
+    share does not:
 
         q[h, i, j] = Σ_b weights[b, h, i, j] / Σ_b Σ_{k ≤ j} weights[b, h, i, k]
 
@@ -129,12 +130,12 @@ class MeanWeights(Statistic):
 
             R_j = log q_j + Σ_{k > j} log(1 − q_k)
 
-        In a masked softmax of R, key j has the share q_j of the keys up to j, at any length. The likelihood of the weights is a
-        product over these shares. If all sequences have the same keys, R is the logarithm of the mean weights (Hassid et
-        al. 2022, arXiv 2211.03495).
+        In a masked softmax of R, key j has the share q_j of the keys up to j, at any length. The likelihood of the
+        weights is a product over these shares. If all sequences have the same keys, R is the logarithm of the mean
+        weights (Hassid et al. 2022, arXiv 2211.03495).
 
-        A pair that occurs in no sequence takes the mean of its diagonal j − i, or of the nearest diagonal that occurs. So
-        a longer sequence continues the pattern of the shorter ones.
+        A pair that occurs in no sequence takes the mean of its diagonal j − i, or of the nearest diagonal that occurs.
+        So a longer sequence continues the pattern of the shorter ones.
         """
         tiny = torch.finfo(torch.float32).tiny
         occurs = self.count > 0
@@ -186,20 +187,20 @@ def _diagonal_means(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
 class MeanStates(Statistic):
     """The mean hidden state at each position, and mean and variance of the queries, over the tokens of all sequences.
 
-    A stock logit is `s · q_i · k_j` with `q_i = Wq x_i + bq` and `k_j = Wk x_j + bk`. Around the mean query q̄ and the mean key
-    k̄_j of each position it is
+    A stock logit is `s · q_i · k_j` with `q_i = Wq x_i + bq` and `k_j = Wk x_j + bk`. Around the mean query q̄ and the
+    mean key k̄_j of each position it is
 
         s · (q_i · k̄_j  +  q̄ · k_j  −  q̄ · k̄_j  +  (q_i − q̄) · (k_j − k̄_j))
 
-    The first term depends on the query's token and the key's position, as `dense` does. The second depends on the key's token,
-    as `salience` does. The last depends on two tokens, and no synthesizer can express it.
+    The first term depends on the query's token and the key's position, as `dense` does. The second depends on the key's
+    token, as `salience` does. The last depends on two tokens, and no synthesizer can express it.
     """
 
     needs_dot_products = True
 
     def __init__(self, layer: TeacherLayer):
         super().__init__(layer)
-        assert layer.projections is not None  # the transfer has looked
+        assert layer.projections is not None  # of a first-order part
         self.query, self.key = layer.projections
         self.sum = torch.zeros(layer.max_length, layer.hidden_size, dtype=torch.float64)
         self.count = torch.zeros(len(self.sum), 1, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Reads the weights of stock projections, and tells whether they are quantized.
 
-Quantizers store weights in different ways. PyTorch packs a weight behind a method, bitsandbytes keeps integers of another
-shape, and torchao and quanto keep a tensor subclass that looks like the original. In all cases only the module that holds the
-weight can compute with it.
+Quantizers store weights in different ways. PyTorch packs a weight behind a method, bitsandbytes keeps integers of
+another shape, and torchao and quanto keep a tensor subclass that looks like the original. In all cases only the module
+that holds the weight can compute with it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,24 @@
-"""All private names of Transformers, PyTorch and accelerate that the package uses: `REGISTER` says what each is for, and what happens without it.
+"""All private names of Transformers, PyTorch and accelerate that the package uses.
 
-A release of these libraries may remove or rename a private name. Then the package still imports, and the stand-in of the name serves,
-or one sentence made of the entry says what does not work. `torch_names` and `transformers_names` hold the functions that use
-the names. No other file of the package uses one; tests/upstream holds this, and takes each name away in turn.
+`REGISTER` says what each is for, and what happens without it.
+
+A release of these libraries may remove or rename a private name. Then the package still imports, and the stand-in of
+the name serves, or one sentence made of the entry says what does not work. `torch_names` and `transformers_names` hold
+the functions that use the names. No other file of the package uses one; tests/upstream checks this, and takes each name
+away in turn.
 
 These names are not in the register, by decision:
 
-- `_init_weights`, `_keys_to_ignore_on_load_missing`, `_can_record_outputs` and `config._attn_implementation`: Transformers
-  documents them for authors of model classes.
-- `nn.Module._load_from_state_dict`: PyTorch documents it for authors of modules. `_apply` is what all of `to`, `half` and `cuda` call.
-- `_modules`, `_parameters` and `_buffers` of `nn.Module`: every pickled module holds them, so that PyTorch cannot rename them.
-- `transformers.conversion_mapping` and `transformers.core_model_loading`: Transformers documents both modules for authors of models.
-- Words in `knows` and `UNDERSTOOD` (`layers/`): they are compared with the words of stock code, and nothing is read by them.
+- `_init_weights`, `_keys_to_ignore_on_load_missing`, `_can_record_outputs` and `config._attn_implementation`:
+  Transformers documents them for authors of model classes.
+- `nn.Module._load_from_state_dict`: PyTorch documents it for authors of modules. `_apply` is what all of `to`, `half`
+  and `cuda` call.
+- `_modules`, `_parameters` and `_buffers` of `nn.Module`: every pickled module holds them, so that PyTorch cannot
+  rename them.
+- `transformers.conversion_mapping` and `transformers.core_model_loading`: Transformers documents both modules for
+  authors of models.
+- Words in `knows` and `UNDERSTOOD` (`layers/`): they are compared with the words of stock code, and nothing is read by
+  them.
 """
 
 from __future__ import annotations
@@ -60,7 +67,7 @@ _PATTERNS = PrivateName(
 REGISTER: dict[str, PrivateName] = {
     # PyTorch
     "torch._fused_sdp_choice": PrivateName(
-        "tells whether a device that is no NVIDIA GPU has a fused kernel", "the route `strips` serves such devices"
+        "tells whether a device that is no NVIDIA GPU has a fused kernel", "the route `chunked` serves such devices"
     ),
     "torch.ops.mkldnn._linear_pointwise": PrivateName(
         "is the way to float32 products of oneDNN", "`torch.matmul` multiplies, which is slower on some processors"
@@ -155,8 +162,8 @@ REGISTER: dict[str, PrivateName] = {
         "holds the forward of a module that has a hook", "the copy of an offloaded layer keeps one attribute too many"
     ),
 }
-"""The forms of a name: `module.Class.name`; `module#name` for an attribute of objects, which the source of the module must mention;
-`libtorch_cpu.so:symbol`."""
+"""The forms of a name: `module.Class.name`; `module#name` for an attribute of objects, if the source of the module has
+this name; `libtorch_cpu.so:symbol`."""
 
 
 def look_up(path: str) -> Any:

@@ -1,4 +1,7 @@
-"""What the package does with private names of Transformers; `REGISTER` says what each is for. To import this imports no Transformers."""
+"""What the package does with private names of Transformers; `REGISTER` says what each is for.
+
+The import of this file does not import Transformers.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 LOADED = "_is_hf_initialized"
-"""The attribute that Transformers sets on tensors and modules that a checkpoint has filled. `require_missing_nothing` checks it."""
+"""An attribute of tensors and modules that a checkpoint has filled. `require_missing_nothing` checks it."""
 
 _AUTO = "transformers.models.auto.auto_factory"
 _CONVERSIONS = "transformers.core_model_loading#_weight_conversions"
 
 
 def record_outputs(model: PreTrainedModel) -> None:
-    """Let Transformers record the outputs of the class that a model has now; by itself it knows the class of `__init__`."""
+    """Let Transformers record the outputs of the class that a model has now. It knows the class of `__init__` alone."""
     path = "transformers.utils.output_capturing._CAN_RECORD_REGISTRY"
     registry = look_up(path)
     if registry is None:
@@ -50,7 +53,7 @@ def model_mapping(auto_class: Any) -> Any:
 
 
 def name_model_class(mapping: Any, config_class: type[PreTrainedConfig], class_name: str, module: str) -> bool:
-    """Register a model class by its name, so that Transformers takes it from the module when it needs it. False if it cannot."""
+    """Register a model class by its name. Transformers gets it from the module later. False if this cannot be done."""
     from transformers.models.auto.configuration_auto import model_type_to_module_name
 
     attributes = ("_reverse_config_mapping", "_model_mapping", "_modules")
@@ -73,7 +76,7 @@ def class_name_in(auto_class: Any, config_class: type[PreTrainedConfig]) -> str 
 
 
 def share_entry(mapping: Any, stock: type[PreTrainedConfig], added: type[PreTrainedConfig]) -> None:
-    """Let a mapping from config classes say of an added class what it says of the stock one, if possible without an import."""
+    """Give an added config class the entry of the stock one in a mapping, without an import where possible."""
     attributes = ("_extra_content", "_config_mapping", "_reverse_config_mapping", "_model_mapping")
     if None in [look_up(f"{_AUTO}#{name}") for name in attributes]:
         if stock in mapping:

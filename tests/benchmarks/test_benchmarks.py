@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.block import attention, blocks, memory
+from benchmarks.block import attention, blocks, long_sequences, memory
 from benchmarks.measurements import devices, grid, records
-from benchmarks.report import block_bars, plots, tables
+from benchmarks.report import block_bars, long_tables, plots, tables
 from benchmarks.report.table_places import table_names
 from benchmarks.sparse import growth
 from hf_synthesizer import list_variants
@@ -26,6 +27,7 @@ SCRIPTS = {
     "model.speed": {"stock sdpa", "dense"},
     "model.decode": {"stock sdpa", "dense+salience"},
     "block.memory": {"stock sdpa", "random"},
+    "block.long_sequences": {"relative", "dot_product (window 128)", "weights of width one", "random"},
     "block.compression": {
         "stock sdpa",
         "factorized_random",
@@ -208,7 +210,7 @@ def test_every_block_keeps_the_shape(train: bool) -> None:
     hidden_states = torch.randn(2, 64, blocks.WIDTH)
     kept = blocks.keep(2, 64)
     assert kept.sum(1).tolist() == [63, 48]
-    for name in blocks.BLOCKS:
+    for name in dict.fromkeys((*blocks.BLOCKS, *long_sequences.VARIANTS)):
         if train and name.endswith("(fused)"):
             with pytest.raises(blocks.NotServed, match="cannot be trained"):
                 blocks.build(name, 64, torch.float32, train=True)
@@ -244,6 +246,39 @@ def test_what_is_missed_of_what_was_asked_is_bold(monkeypatch: pytest.MonkeyPatc
         "| `random`, ragged": "0.92 / 0.83",
         "| `dense`, ragged": "**0.94 / 0.95**",
     }
+
+
+def test_bars_of_long_sequences_are_met_or_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_tables, "FILE", tmp_path / "long_sequences.csv")
+    assert long_tables.long_bars() == long_tables.long_sequences() == long_tables.NOT_YET
+    monkeypatch.setattr(long_tables, "provenance", lambda rows: f"{len(rows)} lines")
+    here = {"cpu": "A", "held_to": "", "threads": "2", "status": "ok", "dtype": "float32", "mode": "inference"}
+    lines_of = [
+        ("relative", 512, 1.0, 1.3, ""),
+        ("random", 512, 0.9, 1.4, ""),
+        ("relative", 2048, 4.0, 3.99, ""),
+        ("relative", 32768, 64.0, 41.2, 130.0),
+        ("weights of width one", 32768, 60.0, 44.0, 100.0),
+    ]
+    rows = [
+        {**here, "variant": name, "length": str(length), "median_ms": str(ms), "same_library_speedup": str(times)}
+        | {"peak_mb": str(peak)}
+        for name, length, ms, times, peak in lines_of
+    ]
+    other = {**rows[2], "threads": "4", "same_library_speedup": "9"}
+    monkeypatch.setattr(long_tables, "read", lambda path: [*rows, other])
+    found = dict(re.findall(r"^\| (`relative`.*?) \| .*? \| (.*) \|$", long_tables.long_bars(), re.MULTILINE))
+    assert found == {
+        "`relative`, inference, 2,048 tokens, times as fast as stock": "3.99 | **missed**",
+        "`relative`, inference, 8,192 tokens, times as fast as stock": "not measured | ",
+        "`relative`, inference, 32,768 tokens, times as fast as stock": "41.2 | met",
+        "`relative`, training, 2,048 tokens, times as fast as stock": "not measured | ",
+        "`relative`, training, 8,192 tokens, times as fast as stock": "not measured | ",
+        "`relative`, exponent of the growth from 2,048 to 32,768 tokens": "1 | met",
+        "`relative`, peak memory at 32,768 tokens, to weights of width one": "1.3 | **missed**",
+        "`relative`, inference, 512 tokens, times as fast as `random`": "0.9 | **missed**",
+    }
+    assert "| relative | 1.30 | 3.99 | 41.20 | 1.00 | 1.30 |" in long_tables.long_sequences()
 
 
 def test_the_plots_are_drawn_from_the_results(tmp_path: Path) -> None:

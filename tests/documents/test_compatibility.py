@@ -42,6 +42,10 @@ ENCODER, DECODER = "BertForSequenceClassification", "BertLMHeadModel"
 SPECS: dict[str, Any] = {
     "tables": "factorized_random",
     "rows": "factorized_dense",
+    "distances": {
+        0: SynthesizerConfig("relative+salience", max_distance=4),
+        1: SynthesizerConfig("relative_dense", max_distance=4, window=5, sinks=2),
+    },
     "mixtures": "dense+salience",
     "dot products": "random+dot_product",
     "patterns": "sparse_fixed",
@@ -86,7 +90,7 @@ def test_a_saved_model_is_loaded_by_auto_classes_and_pipelines(kind: str, tmp_pa
 
 
 @pytest.mark.feature("deepcopy and pickle")
-@kinds("choices", "hybrids", "heads")
+@kinds("distances", "choices", "hybrids", "heads")
 def test_a_copy_and_a_pickle_compute_the_same(kind: str) -> None:
     model, given = patched(kind), batch(ENCODER)
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -117,7 +121,7 @@ def test_a_trainer_moves_the_synthesizers(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("gradient checkpointing")
-@kinds("choices", "hybrids")
+@kinds("distances", "choices", "hybrids")
 def test_gradient_checkpointing_changes_no_gradient(kind: str) -> None:
     model = patched(kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
     given, gradients = {**batch(ENCODER), "labels": torch.tensor([0, 1, 0])}, []
@@ -131,7 +135,7 @@ def test_gradient_checkpointing_changes_no_gradient(kind: str) -> None:
 
 
 @pytest.mark.feature("autocast")
-@kinds("choices", "hybrids", "heads")
+@kinds("distances", "choices", "hybrids", "heads")
 def test_autocast_trains_what_is_new(kind: str) -> None:
     model = patched(kind)
     with torch.autocast("cpu", torch.bfloat16):
@@ -142,7 +146,7 @@ def test_autocast_trains_what_is_new(kind: str) -> None:
 
 
 @pytest.mark.feature("bfloat16")
-@kinds("choices", "hybrids", "heads")
+@kinds("distances", "choices", "hybrids", "heads")
 def test_bfloat16_is_near_float32(kind: str) -> None:
     model = patched(kind).bfloat16()  # the choice of keys is made of the same rounded numbers in both
     given, near = batch(ENCODER), copy.deepcopy(model).float()
@@ -152,8 +156,8 @@ def test_bfloat16_is_near_float32(kind: str) -> None:
 
 
 @pytest.mark.feature("transfer_attention")
-@kinds("heads")
-def test_a_teacher_teaches_some_heads(kind: str) -> None:
+@kinds("distances", "heads")
+def test_a_teacher_teaches_some_heads_and_distances(kind: str) -> None:
     teacher = build(ENCODER)
     model = patch_model(copy.deepcopy(teacher), SPECS[kind])
     rows = [{name: tensor[0] for name, tensor in batch(ENCODER).items()} for _ in range(8)]
@@ -165,7 +169,7 @@ def test_a_teacher_teaches_some_heads(kind: str) -> None:
 
 
 @pytest.mark.feature("torch.compile in one graph")
-@kinds("hybrids")
+@kinds("distances", "hybrids")
 def test_a_model_is_compiled_as_one_graph(kind: str) -> None:
     model, given = patched(kind), batch(ENCODER)
     torch._dynamo.reset()
@@ -175,7 +179,7 @@ def test_a_model_is_compiled_as_one_graph(kind: str) -> None:
 
 @pytest.mark.feature("eager and sdpa backends")
 @pytest.mark.feature("output_attentions")
-@kinds("choices", "hybrids")
+@kinds("distances", "choices", "hybrids")
 def test_backends_agree_and_eager_records_weights(kind: str) -> None:
     model, given = patched(kind), batch(ENCODER)
     expected = outputs(model, given)
@@ -213,7 +217,7 @@ def test_states_of_an_encoder_are_refused(kind: str) -> None:
 
 @pytest.mark.feature("generate with a cache")
 @pytest.mark.feature("generate from left-padded rows")
-@kinds("hybrids")
+@kinds("distances", "hybrids")
 def test_generation_from_left_padded_rows_equals_row_by_row(kind: str) -> None:
     model, ids = patched(kind, DECODER), torch.randint(2, 64, (3, 6))
     together = generate(model, ids, attention_mask=mask(3, 6, "left"), do_sample=False)
@@ -223,7 +227,7 @@ def test_generation_from_left_padded_rows_equals_row_by_row(kind: str) -> None:
 
 
 @pytest.mark.feature("static cache")
-@kinds("dot products", "patterns", "hybrids")
+@kinds("distances", "dot products", "patterns", "hybrids")
 def test_a_static_cache_changes_nothing(kind: str) -> None:
     model, ids = patched(kind, DECODER), torch.randint(2, 64, (3, 6))
     static = generate(model, ids, cache_implementation="static", do_sample=False)
@@ -231,7 +235,7 @@ def test_a_static_cache_changes_nothing(kind: str) -> None:
 
 
 @pytest.mark.feature("quantized cache")
-@kinds("patterns", "hybrids", "heads")
+@kinds("distances", "patterns", "hybrids", "heads")
 def test_a_quantized_cache_changes_little(kind: str) -> None:
     model, ids = patched(kind, DECODER), torch.randint(2, 64, (3, 5))
     with torch.no_grad():
@@ -261,7 +265,7 @@ def test_what_looks_at_whole_sequences_never_becomes_a_decoder(kind: str) -> Non
 
 
 @pytest.mark.feature("LoRA")
-@kinds("choices", "hybrids")
+@kinds("distances", "choices", "hybrids")
 def test_lora_trains_the_synthesizers_beside_its_adapters(kind: str) -> None:
     model = patched(kind)
     adapted = get_peft_model(model, lora_config_for(model, r=2))
@@ -280,7 +284,7 @@ def test_a_prefix_is_tokens_in_front_that_queries_may_choose(kind: str) -> None:
 
 
 @pytest.mark.feature("prefix tuning", refused=True)
-@kinds("hybrids", "heads")
+@kinds("distances", "hybrids", "heads")
 def test_a_prefix_that_layers_have_no_place_for_is_refused(kind: str) -> None:
     model = get_peft_model(patched(kind), PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3))
     with pytest.raises(SynthesizerError):
@@ -298,14 +302,14 @@ def test_what_can_be_computed_once_is(kind: str) -> None:
 
 
 @pytest.mark.feature("fuse_for_inference", refused=True)
-@kinds("rows", *COMPARING)
+@kinds("distances", "rows", *COMPARING)
 def test_where_everything_depends_on_the_input_there_is_nothing_to_fuse(kind: str) -> None:
     with pytest.raises(FusedModelError, match="Nothing to fuse"):
         fuse_for_inference(patched(kind))
 
 
 @pytest.mark.feature("torch.export")
-@kinds("hybrids")
+@kinds("distances", "hybrids")
 def test_a_model_is_exported_with_dynamic_shapes(kind: str) -> None:
     model = patched(kind)
     exported, given = export(model).module(), inputs(2, 5)
@@ -313,20 +317,20 @@ def test_a_model_is_exported_with_dynamic_shapes(kind: str) -> None:
 
 
 @pytest.mark.feature("torch.jit.trace")
-@kinds("hybrids", "heads")
+@kinds("distances", "hybrids", "heads")
 def test_a_model_is_traced(kind: str) -> None:
     assert_traces(SPECS[kind])
 
 
 @pytest.mark.slow
 @pytest.mark.feature("ONNX")
-@kinds("hybrids", "heads")
+@kinds("distances", "hybrids", "heads")
 def test_onnxruntime_computes_the_same(kind: str, tmp_path: Path) -> None:
     onnx_matches_torch(SPECS[kind], tmp_path / "model.onnx")
 
 
 @pytest.mark.feature("int8 of the linear layers")
-@kinds("choices", "hybrids", "heads")
+@kinds("distances", "choices", "hybrids", "heads")
 def test_linear_layers_take_int8(kind: str) -> None:
     model, given = patched(kind), batch(ENCODER)
     found = outputs(quantize_with_torch(model), given)
@@ -334,7 +338,7 @@ def test_linear_layers_take_int8(kind: str) -> None:
 
 
 @pytest.mark.feature("patching a quantized model")
-@kinds("hybrids")
+@kinds("distances", "hybrids")
 def test_a_quantized_model_is_patched(kind: str) -> None:
     model = patch_model(quantized(ENCODER, "like_torchao"), SPECS[kind])
     assert outputs(model, batch(ENCODER)).isfinite().all()

@@ -25,7 +25,8 @@ from hf_synthesizer.synthesizers.registry import get_variant
 KINDS = {
     "tables": "`random`, `fixed_random`, `factorized_random`",
     "rows": "`dense`, `factorized_dense`",
-    "mixtures": "mixtures of those, and `salience`",
+    "distances": "`relative`, `relative_dense`, alone or in a mixture",
+    "mixtures": "mixtures of the others, and `salience`",
     "dot products": "`dot_product`, alone or in a mixture",
     "patterns": "`sparse_strided`, `sparse_fixed`",
     "choices": "`lsh_simple`, `alsh_…`, `routing`",
@@ -72,6 +73,8 @@ def kind_of(variant: str) -> str:
         return "patterns"
     if "dot_product" in variant:
         return "dot products"
+    if any("max_distance" in part.options for part in parts):
+        return "distances"
     if len(parts) > 1 or variant == "salience":
         return "mixtures"
     return "rows" if variant in ("dense", "factorized_dense") else "tables"

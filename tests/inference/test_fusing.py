@@ -62,6 +62,18 @@ def test_a_fused_model_of_each_layer_class_computes_the_same(head: str, variant:
         assert torch.equal(first_output(unfuse(model)(**inputs)), before)
 
 
+@pytest.mark.parametrize("variant", FUSABLE)
+@pytest.mark.parametrize("head", HEADS[:2])
+def test_a_fused_model_keeps_its_window(head: str, variant: str) -> None:
+    model, inputs = patch_model(build(head), variant, window=4, sinks=1), batch(head)
+    randomize_synthesizers(model)
+    with torch.no_grad():
+        before = first_output(model(**inputs))
+        report = fuse_for_inference(model, tolerance=0.1)
+        assert {layer.rank for layer in report.layers} == {None} and "window" in str(report)
+        torch.testing.assert_close(first_output(model(**inputs)), before, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("length", [1, 5, 24])
 def test_any_length(length: int) -> None:
     model = fused_model("BertModel", "random+salience")

@@ -1,8 +1,8 @@
 """The native route: one pass in C++ over any sum of low-rank, static, outer-product and key-bias terms, on a processor.
 
-A tile of logits is computed, exponentiated and multiplied with the values while it is in the cache. Each thread has its own
-rows, so threads never wait for each other. The backward recomputes the tiles from one number a row. Dropout is a function of
-a seed and of the weight's position. `build` compiles the library; without it, the other routes serve.
+A tile of logits is computed, exponentiated and multiplied with the values while it is in the cache. Each thread has its
+own rows, so threads never wait for each other. The backward recomputes the tiles from one number a row. Dropout is a
+function of a seed and of the weight's position. `build` compiles the library; without it, the other routes serve.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ def serves_shared_weights(terms: Terms, value: torch.Tensor) -> bool:
 def shared_weights_attention(
     terms: Terms, value: torch.Tensor, causal_offset: int | None, factor: torch.Tensor | None
 ) -> torch.Tensor:
-    """The output (B, H, Lq, d_v) of static terms; `factor` (1 or B, 1 or H, Lk, 1) multiplies each key's weights before they are normalised."""
+    """The output (B, H, Lq, d_v) of static terms.
+
+    `factor` (1 or B, 1 or H, Lk, 1) multiplies each key's weights before they are normalised.
+    """
     from dataclasses import replace
 
     from .autograd import native_output

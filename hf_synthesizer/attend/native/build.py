@@ -1,9 +1,10 @@
-"""Builds the library of native kernels with the machine's compiler at first use, caches it (`library_cache.py`), and binds it to PyTorch.
+"""Builds the library of native kernels with the machine's compiler at first use, and binds it to PyTorch.
 
-The source needs no header of PyTorch. So a build takes two seconds and works with every version of PyTorch. The addresses of
-its matrix products (oneDNN's, through `brgemm`) and of its OpenMP threads are passed at run time. Each instruction set,
-`torch.backends.cpu.get_cpu_capability()`, has its own library, in the user's cache folder. The file name holds the instruction
-set and a hash of the source. If it fails, other routes serve, and the first forward that could have used the kernels logs one warning.
+The source needs no header of PyTorch. So a build takes two seconds and works with every version of PyTorch. The
+addresses of its matrix products (oneDNN's, through `brgemm`) and of its OpenMP threads are passed at run time. Each
+instruction set, `torch.backends.cpu.get_cpu_capability()`, has its own library, in the user's cache folder
+(`library_cache.py`). The file name holds the instruction set and a hash of the source. If the build fails, other routes
+serve, and the first forward that could have used the kernels logs one warning.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Library(NamedTuple):
 
 
 def library() -> Library | None:
-    """The kernels for the instruction set that PyTorch uses, or None; then `unavailable_reason` says why, and so does one warning."""
+    """The kernels for PyTorch's instruction set, or None: `unavailable_reason` and one warning say why."""
     if _disabled or os.environ.get("HF_SYNTHESIZER_NATIVE") == "0":
         return None
     kernels, reason = _load_library()

@@ -1,8 +1,8 @@
 """The cache of built libraries: files that only this user can write, verified before they are loaded.
 
-A file holds the library's bytes, followed by their digest, which the loader ignores. A file is loaded only if it belongs to this
-user, nobody else may write to it, and the digest is correct. Otherwise the library is built again. A file is written under a
-temporary name and then renamed, so it is never incomplete.
+A file holds the library's bytes, followed by their digest, which the loader ignores. A file is loaded only if it
+belongs to this user, nobody else may write to it, and the digest is correct. Otherwise the library is built again. A
+file is written under a temporary name and then renamed, so it is never incomplete.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def load_library(name: str, bind: Callable[[str], Loaded]) -> Loaded | None:
 
 @contextmanager
 def reserve(name: str) -> Iterator[tuple[Path, Callable[[bytes], None]]]:
-    """The path of a new library, and a function that stores its bytes there. Opens a temporary file before the build starts.
+    """The path of a new library, and a function that stores its bytes there.
+
+    A temporary file is opened before the build starts.
 
     Raises:
         Unavailable: if nothing can be written.

@@ -81,7 +81,7 @@ class KernelArguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class KernelInputs:
-    """The inputs of the kernels, except for values and terms: these are separate arguments, so that autograd sees them."""
+    """The inputs of the kernels. Values and terms are separate arguments, so that autograd sees them."""
 
     query_length: int
     counts: Counts
@@ -99,7 +99,7 @@ class KernelInputs:
     factor: torch.Tensor | None = None
     """(1 or B, 1 or H, 1, Lk): multiplies each key's weights before they are normalised."""
     near: int = 0
-    """If not 0, each block of queries sees the blocks of keys that `near_blocks` names for this window, and no sinks."""
+    """If not 0, a block of queries sees the blocks of keys that `near_blocks` names for this window alone."""
 
     @classmethod
     def of(

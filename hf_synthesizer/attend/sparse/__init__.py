@@ -1,7 +1,7 @@
 """The sparse route: it computes only the chosen pairs of queries and keys.
 
-Padding is cut off each row of the batch, and rows with the same first and last token are computed together. The chosen pairs
-form small dense problems, and each choice finds them in its own way: windows and strides by reshaping
+Padding is cut off each row of the batch, and rows with the same first and last token are computed together. The chosen
+pairs form small dense problems, and each choice finds them in its own way: windows and strides by reshaping
 (`strides.py`), clusters by sorting (`clusters.py`), buckets by sorting the queries (`buckets.py`).
 """
 

@@ -1,8 +1,8 @@
 """Attention to the keys in hash buckets. Queries are sorted by bucket, so that one product compares them with its keys.
 
-With T hashes and buckets of k keys, a query has T·k candidate columns of logits. A key that occurs twice counts once. The k
-largest candidates are kept. Their softmax is multiplied with the values, again bucket by bucket. The work runs on some heads at
-a time, and the backward recomputes it.
+With T hashes and buckets of k keys, a query has T·k candidate columns of logits. A key that occurs twice counts once.
+The k largest candidates are kept. Their softmax is multiplied with the values, again bucket by bucket. The work runs on
+some heads at a time, and the backward recomputes it.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _repeated_candidates(columns: torch.Tensor, assignment: Assignment) -> torch
 
 
 def _all_pairs_attention(choice: Buckets, rows: Rows) -> torch.Tensor:
-    """Compute the logits of all pairs and hide those that are not chosen, for as many heads at a time as fit the cache."""
+    """Compute the logits of all pairs and hide those that are not chosen. The heads in one pass fit the cache."""
     batch, heads, length, width = rows.value.shape
     heads_together = max(1, COMPARED_VALUES // (2 * choice.directions[..., 0].numel() * length))
     queries, keys, values = (x.flatten(0, 1) for x in (rows.query, rows.key, rows.value))  # (B·H, n, …)
@@ -211,7 +211,7 @@ def _full_attention(rows: Rows) -> torch.Tensor:
 
 
 def _packed_row_attention(choice: Buckets, rows: Rows, number: int) -> torch.Tensor:
-    """Attention of one row with its padding removed. Hashing does not depend on positions, so this changes no result."""
+    """Attention of one row with its padding removed. Hashing knows no positions, so the result is the same."""
     row, tokens = rows.of_row(number)
     return torch.zeros_like(rows.value[number, None]).index_copy(-2, tokens, bucket_attention(choice, row))
 

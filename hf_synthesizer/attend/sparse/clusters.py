@@ -1,4 +1,4 @@
-"""Attention within clusters. Tokens are sorted by cluster, and clusters of similar size form one batch of dense attention."""
+"""Attention within clusters. Tokens are sorted by cluster; clusters of similar size form one dense batch."""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ class Rows:
         return bias.to(self.query.dtype).masked_fill(~allowed, float("-inf"))
 
     def mask_within(self, indices: torch.Tensor) -> torch.Tensor | None:
-        """`additive_mask` for groups of tokens that attend to each other, given their indices (p, size); None if no mask is needed."""
+        """`additive_mask` for p groups of tokens that attend to each other, at these indices (p, size).
+
+        None if no mask is needed.
+        """
         if self.is_plain and indices.numel() == self.length:
             return None
         i, j = indices.unsqueeze(-1), indices.unsqueeze(-2)

@@ -1,7 +1,7 @@
 """The Triton route: one kernel for any sum of low-rank, static, outer-product and key-bias terms, where Triton runs.
 
-Softmax and sums are updated key by key, so no tensor has B·H·Lq·Lk numbers. The backward needs one number a row. It recomputes
-the tiles, with the same dropout: dropout is a function of a seed and of the weight's position.
+Softmax and sums are updated key by key, so no tensor has B·H·Lq·Lk numbers. The backward needs one number a row. It
+recomputes the tiles, with the same dropout: dropout is a function of a seed and of the weight's position.
 
 This module and `blocks` may be imported without Triton. Not yet measured on a GPU (docs/accelerators.md).
 """

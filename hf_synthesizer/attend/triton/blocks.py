@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 PRECISION = "tf32x3"
-"""Of products in float32: three passes of the tensor cores, which together are exact to float32. Other dtypes ignore it."""
+"""Products in float32 take three passes of the tensor cores, exact to float32. Other dtypes ignore this."""
 KERNELS = ("forward", "keys", "queries", "table")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (64, 128, 256)
@@ -59,8 +59,8 @@ benchmarks/scaling/kernel_resources.py). Their speed on a GPU is not measured.""
 class Specialisation:
     """What a kernel is compiled for. Lengths, factors, masks, causality and dropout are run-time arguments.
 
-    With an outer product, or without any term, there is always a table, which may be zeros. A kernel without it would save only a
-    load from the cache.
+    With an outer product, or without any term, there is always a table, which may be zeros. A kernel without it would
+    save only a load from the cache.
     """
 
     kernel: str

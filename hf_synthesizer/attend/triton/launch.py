@@ -21,9 +21,9 @@ KERNELS = {"forward": forward_kernel, "keys": keys_kernel, "queries": queries_ke
 class Operands(NamedTuple):
     """The tensors that the kernels read. The tensors of a missing term are None.
 
-    value (B, H, Lk, w), query (B, H, Lq, w) and key (B, H, Lk, w) have one dtype and one width of `WIDTHS`, and strides and
-    addresses divisible by 16, except for the last stride, which is 1. table (H or 1, Lq, Lk) has the last stride 1, and
-    weight (H,), inner (B, H, Lq, a), outer (B, H, Lq, b) and bias (1 or B, 1 or H, Lk) are contiguous float32.
+    value (B, H, Lk, w), query (B, H, Lq, w) and key (B, H, Lk, w) have one dtype and one width of `WIDTHS`, and strides
+    and addresses divisible by 16, except for the last stride, which is 1. table (H or 1, Lq, Lk) has the last stride 1,
+    and weight (H,), inner (B, H, Lq, a), outer (B, H, Lq, b) and bias (1 or B, 1 or H, Lk) are contiguous float32.
     """
 
     value: torch.Tensor

@@ -1,4 +1,4 @@
-"""From terms to the kernels' operands: terms are summed, weights multiplied in, widths padded. All steps are differentiable."""
+"""From terms to operands: terms are summed, weights multiplied in, widths padded. All is differentiable."""
 
 from __future__ import annotations
 
@@ -76,9 +76,10 @@ def expanded(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def summed_table(
     terms: KernelTerms, value: torch.Tensor, query_length: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The table (H or 1, Lq, Lk) and the weight (H,) of all added terms with a number for each query; several are summed.
+    """The table (H or 1, Lq, Lk) and the weight (H,) of all terms with a number for each query, summed.
 
-    A kernel without a product or with an outer product always has a table. If there is none, it is zeros, with stride 0 over rows.
+    A kernel without a product or with an outer product always has a table. If there is none, it is zeros, with stride 0
+    over rows.
     """
     weight = value.new_ones(value.shape[1], dtype=torch.float32)
     tables = [term for term in terms.added if term.tensor.shape[2] > 1]

@@ -62,7 +62,7 @@ def queries_kernel(
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Gradients of queries (B, H, Lq, WIDTH), inner (B, H, Lq, a) and outer (B, H, Lq, b), contiguous; outer's starts as zeros."""
+    """Contiguous gradients of queries (B, H, Lq, WIDTH), inner (B, H, Lq, a) and outer (B, H, Lq, b): zeros first."""
     row_of_batch, head = tl.program_id(0) % batch, tl.program_id(0) // batch
     batch_head = row_of_batch * heads + head
     start = tl.program_id(1) * ROWS

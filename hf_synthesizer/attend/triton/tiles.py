@@ -1,8 +1,8 @@
 """Functions that all kernels share: a tile of logits from its terms, its mask, and its dropout.
 
-A key is j = turn · a + column, where a is the width of the outer product's inner factor. A tile of keys lies within one turn. So
-its outer factor is one number for each query, and its inner factor is a tile that is the same in each turn. Without an outer
-product, a is the width of a tile of keys.
+A key is j = turn · a + column, where a is the width of the outer product's inner factor. A tile of keys lies within one
+turn. So its outer factor is one number for each query, and its inner factor is a tile that is the same in each turn.
+Without an outer product, a is the width of a tile of keys.
 
 Logits are in units of log 2, because the hardware computes 2^x.
 """
@@ -113,8 +113,8 @@ def logits_tile(
 ):
     """Logits of a tile, (rows, keys) in units of log 2; −∞ for keys that a query does not see.
 
-    query, key and `table` point to the data of one head. The table is multiplied by `weight`. inner is (rows, keys), outer
-    (rows,), and the bias (keys,) is −∞ for hidden keys.
+    query, key and `table` point to the data of one head. The table is multiplied by `weight`. inner is (rows, keys),
+    outer (rows,), and the bias (keys,) is −∞ for hidden keys.
     """
     logits = tl.zeros([rows.shape[0], keys.shape[0]], tl.float32) + bias[None, :]
     if LOW_RANK:
@@ -133,7 +133,7 @@ def logits_tile(
 
 @triton.jit
 def kept_weights(seed, batch_head, rows, keys, dropped):
-    """True for weights that dropout keeps: a random number for each (row of the batch and head, query, key), equal in all kernels.
+    """True for weights that dropout keeps. The numbers of a (row and head, query, key) are the same in all kernels.
 
     `dropped` is the probability in units of 2⁻³².
     """

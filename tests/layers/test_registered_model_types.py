@@ -294,7 +294,7 @@ def test_a_band_mask_moves_no_positions(head: str) -> None:
 
 
 def test_variants_and_model_types_are_what_the_tests_think() -> None:
-    assert len(VARIANTS) == 16 and len(CHOOSING) == 7
+    assert len(VARIANTS) == 18 and len(CHOOSING) == 7
 
 
 def test_t5_block_zero_hands_on_the_position_bias() -> None:

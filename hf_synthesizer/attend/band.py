@@ -61,7 +61,7 @@ class Band(NamedTuple):
 
 
 def serves(terms: Terms, value: torch.Tensor, mask: AttentionMask, dropout: float) -> bool:
-    """One term by distance and any number of key biases, under a mask of keys, a triangle and a window; no dropout."""
+    """One term by distance, with any number of key biases, under a mask of keys, a triangle and a window, without dropout."""
     if dropout or len(terms.relative) != 1 or mask.causal_offset not in (None, terms.relative[0].start):
         return False
     rows = terms.relative[0].rows

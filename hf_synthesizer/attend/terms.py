@@ -170,7 +170,7 @@ class Terms:
 
     def _materialize_relative(self, weight: torch.Tensor | None, form: Relative) -> None:
         logits = form.by_distance()
-        if logits.shape[0] == 1:  # `len` would make the batch a constant of an exported graph
+        if logits.shape[0] == 1:  # not len(): a graph would keep it as a constant
             self.static.append(StaticTerm(weight, logits[0]))
         else:
             self.explicit.append(logits if weight is None else logits * weight.to(logits.dtype)[:, None, None])

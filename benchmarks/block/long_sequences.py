@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     made.set_defaults(lengths=[512, 2048, 8192, 32768], batch_sizes=[1], padding=["none"])
     arguments = made.parse_args(argv)
     if arguments.quick:
-        make_quick(arguments, ["relative", "dot_product (window 128)", WIDTH_ONE, TABLE])
+        make_quick(arguments, ["relative", "dot_product (window 128)", TABLE])
         arguments.lengths, arguments.padding = [64, 256], ["none"]
 
     def measure(model: str, cell: Cell, variants: list[str]) -> list[Measured]:
@@ -80,13 +80,13 @@ def measure_cell(cell: Cell, variants: list[str], arguments: argparse.Namespace)
     once = [STOCK, SAME_LIBRARY] if cell.length > STOCK_REPEATED else []
     spreads = {name: timed_once(runs.pop(name)) for name in once}
     spreads |= interleaved(runs, arguments.repeats, arguments.seconds, before=forget_gradients)
-    with_peaks = not cell.train and cell.length == max(arguments.lengths)
+    with_peaks = not cell.train and cell.length == max(arguments.lengths)  # each in a new process
     measured: list[Measured] = []
     for name in variants:
         row: Row = {}
         if name in spreads:
             row |= ratio(spreads[name], spreads[SAME_LIBRARY])
-        if with_peaks:
+        if with_peaks and name != TABLE:
             row |= {"peak_mb": in_fresh_process(name, cell, arguments.threads).get("peak_mb", "")}
         measured.append((name, skipped.get(name) or spreads[name], spreads[STOCK], row))
     return measured

@@ -51,7 +51,7 @@ def provenance() -> Row:
 
 
 def processor() -> str:
-    """Its name, model type and model."""
+    """Its name, family and model."""
     try:
         facts = dict(
             (part.strip() for part in line.split(":", 1))
@@ -60,7 +60,9 @@ def processor() -> str:
         )
     except OSError:
         return platform.processor() or platform.machine()
-    return f"{facts.get('model name', platform.machine())} (model type {facts.get('cpu model type')}, model {facts.get('model')})"
+    return (
+        f"{facts.get('model name', platform.machine())} (family {facts.get('cpu family')}, model {facts.get('model')})"
+    )
 
 
 def held_to() -> str:

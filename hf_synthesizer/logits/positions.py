@@ -52,8 +52,8 @@ class Positions:
     are at `start … start + query_length − 1` and keys at `0 … key_length − 1`. `start` is an int, or a scalar tensor if
     a static cache keeps its length on the device.
 
-    Otherwise `query` (B, Lq) and `key` (B, Lk) hold each position, and tables are gathered for each row. `source` is
-    the tensor that holds the queries' positions; it is the same for all layers.
+    Otherwise `query` (B, Lq) and `key` (B, Lk) hold each position, and tables are gathered for each row. `source` is the tensor
+    that holds the queries' positions; it is the same for all layers.
     """
 
     def __init__(

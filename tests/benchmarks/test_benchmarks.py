@@ -27,7 +27,7 @@ SCRIPTS = {
     "model.speed": {"stock sdpa", "dense"},
     "model.decode": {"stock sdpa", "dense+salience"},
     "block.memory": {"stock sdpa", "random"},
-    "block.long_sequences": {"relative", "dot_product (window 128)", "weights of width one", "random"},
+    "block.long_sequences": {"relative", "dot_product (window 128)", "random"},
     "block.compression": {
         "stock sdpa",
         "factorized_random",
@@ -72,6 +72,12 @@ def test_the_account_names_the_machine_its_peak_and_each_form_s_own_floor(tmp_pa
         assert float(row["share_of_floor"]) > 0 and peak > 1
     assert float(rows["dense"]["own_floor_ms"]) > float(rows["random"]["own_floor_ms"])
     assert not rows["fnet"]["own_floor_ms"]  # no form of ours
+
+
+def test_a_record_names_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "model name\t: A\ncpu family\t: 25\nmodel\t\t: 17\n\nmodel name\t: B\n"
+    monkeypatch.setattr(Path, "read_text", lambda path: text)
+    assert records.processor() == "A (family 25, model 17)"
 
 
 def test_lines_of_another_processor_stay_beside_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

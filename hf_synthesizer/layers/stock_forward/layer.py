@@ -228,12 +228,12 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Our function in Transformers' attention interface; `module` comes from `StockForwardLayer.inside`.
 
-    For `dot_product` alone without a window, it calls the function of the model's own backend.
+    For `dot_product` alone, it calls the function of the model's own backend.
     """
     call: StockForwardCall = module.__dict__["_call"]
     layer = call.layer
     config = layer.synthesizer.config
-    if config.variant == "dot_product" and config.window is None:
+    if config.variant == "dot_product" and config.options.get("window") is None:
         call.answered = True
         eager = inspect.unwrap(layer.stock_class.forward).__globals__.get("eager_attention_forward")
         stock = AttentionInterface().get_interface(layer.backend, eager)

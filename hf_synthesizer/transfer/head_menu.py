@@ -183,9 +183,9 @@ def menu_of(variant: Any, options: Mapping[str, Any]) -> list[SynthesizerConfig]
     for number, kind in enumerate(menu):
         if kind in menu[:number]:
             raise InvalidConfigError(f"The menu names {describe_kind(kind)} twice. Name each kind of heads once.")
-        if kind.heads is not None and len(menu) > 1:
+        if kind.heads is not None:
             raise InvalidConfigError(
-                f"{describe_kind(kind)} in the menu names heads={list(kind.heads)}, but suggest_heads chooses the heads. Leave them out."
+                f"{describe_kind(kind)} names heads={list(kind.heads)}, but suggest_heads chooses the heads. Leave them out."
             )
     return menu
 

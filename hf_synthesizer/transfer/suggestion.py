@@ -194,7 +194,9 @@ class Suggestion(dict[Key, Any]):
     @property
     def heads_by_kind(self) -> dict[SynthesizerConfig, dict[Key, list[int]]]:
         """For each kind in the menu and in the present hybrid, the heads of each layer that get it."""
-        kinds: dict[SynthesizerConfig, dict[Key, list[int]]] = {kind: {} for kind in self.head_menu.kinds}
+        kinds: dict[SynthesizerConfig, dict[Key, list[int]]] = {
+            kind.replace(heads=None): {} for kind in self.head_menu.kinds
+        }
         for layer in self.costs:
             for head, kind in enumerate(self._kinds_of_heads(layer)):
                 if kind is not None:
@@ -290,8 +292,6 @@ def _heads_from_dict(data: Mapping[str, Any]) -> Suggestion:
     for _, rows in menu:
         same = [(key, len(row)) for key, row in rows.items()] == [(key, len(row)) for key, row in costs.items()]
         _require(same, "its 'menu' has costs of other heads")
-    if not isinstance(budget, ResourceBudget):
-        count_of(budget, num_heads, "heads")
     for key in hybrid:
         _require(key in costs, f"layer {key!r} was not measured")
     suggestion = Suggestion(
@@ -304,6 +304,7 @@ def _heads_from_dict(data: Mapping[str, Any]) -> Suggestion:
         shared={key: int(count) for key, count in shared.items()},
         shapes=shapes,
     )
+    suggestion.size_of(budget)
     for key, heads in suggestion.heads.items():
         known = len(costs[key])
         _require(not heads or heads[-1] < known, f"layer {key!r} has {known} heads, and none of number {heads[-1:]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .budgets import ResourceBudget
+from .budgets import RESOURCES, ResourceBudget
 from .head_menu import Key, describe_kind, letter_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ def head_lines(suggestion: Suggestion) -> list[str]:
     heads, all_heads = suggestion.heads, suggestion.num_heads
     kinds, menu = suggestion.heads_by_kind, bool(suggestion.menu)
     lines = _menu_summary(suggestion) if menu else _summary(suggestion)
+    budget = suggestion.budget
+    if isinstance(budget, ResourceBudget):
+        share = suggestion.share(budget.resource, budget.length)
+        lines.append(f"together {share:.1%} of stock's {RESOURCES[budget.resource]} at {budget.length:,} tokens")
     cheapest = ", for its cheapest kind" if menu else ""
     lines += ["", f"{'layer':>12}  {'synthesized':24}  cost of each head alone, in thousandths{cheapest}"]
     for layer, row in suggestion.costs.items():

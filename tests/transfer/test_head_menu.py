@@ -234,6 +234,9 @@ def test_a_menu_prints_is_edited_and_travels(tmp_path: Path) -> None:
         again = Suggestion.load(tmp_path / "menu.json")
         assert again == plan and again.menu == plan.menu and again.costs == plan.costs and again.curve == plan.curve
         assert again.budget == plan.budget and again.shapes == plan.shapes and str(again) == str(plan)
+        assert ("of stock's bytes of the cache at 12 tokens" in str(plan)) is (
+            plan.budget == ResourceBudget("cache", 0.5, LENGTH)
+        )
         assert again.at(CACHE) == plan.at(CACHE) and again.at(4) == plan.at(4)
     model = patch_model(causal_model("gpt2"), made_up())
     assert torch.isfinite(model(input_ids=torch.randint(3, 64, (2, LENGTH))).logits).all()

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from .budgets import RESOURCES, ResourceBudget
-from .head_menu import Key, describe_kind, letter_of
+from .head_menu import describe_kind, letter_of
 
 if TYPE_CHECKING:
     from .suggestion import Suggestion
@@ -81,19 +81,12 @@ def _menu_summary(suggestion: Suggestion) -> list[str]:
 def picture(suggestion: Suggestion) -> str:
     """Layers × heads. `·`, or with a menu the letter of its kind, is a synthesized head. A darker shade is a higher cost of a stock
     head."""
-    lines, costs = [], suggestion.costs
+    kinds, costs, lines = suggestion.heads_by_kind.values(), suggestion.costs, []
     highest = max(map(max, costs.values()), default=0.0) or 1.0
     for layer, row in costs.items():
-        shades = [SHADES[1 + min(3, int(4 * math.sqrt(max(cost, 0.0) / highest)))] for cost in row]
-        cells = [mark or shade for mark, shade in zip(_marks(suggestion, layer), shades, strict=True)]
+        cells = [SHADES[1 + min(3, int(4 * math.sqrt(max(cost, 0.0) / highest)))] for cost in row]
+        for number, by_layer in enumerate(kinds):
+            for head in by_layer.get(layer, ()):
+                cells[head] = letter_of(number) if suggestion.menu else "·"
         lines.append(f"{layer!s:>12}  {' '.join(cells)}")
     return "\n".join(lines)
-
-
-def _marks(suggestion: Suggestion, layer: Key) -> list[str]:
-    """The mark of each synthesized head of a layer, "" for a stock head."""
-    marks = [""] * len(suggestion.costs[layer])
-    for number, by_layer in enumerate(suggestion.heads_by_kind.values()):
-        for head in by_layer.get(layer, ()):
-            marks[head] = letter_of(number) if suggestion.menu else "·"
-    return marks

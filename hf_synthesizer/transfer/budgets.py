@@ -81,4 +81,4 @@ def budgets_of(budget: Budget | Iterable[Budget]) -> list[Any]:
 
 
 def _is_share(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 < value <= 1
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) <= 1

@@ -24,7 +24,7 @@ SPEEDS = ("_runtime", "_per_second", "_time", "_samples")
 """Endings of entries that are no scores."""
 HEAD = 0.3
 """Inches of a head in a map of heads."""
-KINDS = (COLOURS[4], COLOURS[2], COLOURS[3], COLOURS[1], COLOURS[6], STOCK)
+KINDS = (COLOURS[4], COLOURS[2], STOCK, COLOURS[1], COLOURS[6], COLOURS[3])
 """Colours of kinds of heads, which show on a blue map."""
 
 
@@ -91,7 +91,7 @@ def _plot_heads(suggestion: Suggestion) -> Figure:
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axis.set_xlabel(next(iter(lines)) if len(lines) == 1 else "share of all heads, or of what stock needs")
+        axis.set_xlabel(next(iter(lines)) if len(lines) == 1 else "share of heads, or of stock's need")
         if len(lines) > 1:
             axis.legend(fontsize=7)
         axis.set_ylabel("squared change of\nthe answers, relative")

@@ -208,6 +208,30 @@ def test_heads_that_share_a_key_get_one_kind() -> None:
         free.at(CACHE)
 
 
+def test_a_cache_is_that_of_the_decoder_and_works_in_one_plan_with_an_encoder() -> None:
+    teacher, batches = sharp(HEADS["t5"]), loader(HEADS["t5"])
+    cache = {"cache": 0.5, "length": 64}
+    suggestion = suggest_heads(teacher, batches, [RELATIVE, WINDOW], budget=[0.9, cache], progress=False)
+    assert suggestion and all(layer.startswith("decoder") for layer in suggestion)
+    assert suggestion.share("cache", 64) <= 0.5 and suggestion.share("multiply_adds", 64) < 1
+    model = patch_model(copy.deepcopy(teacher), suggestion.at(0.9))
+    assert model.config.synthesizer["layers"].keys() == {"encoder", "decoder"}
+
+
+def test_a_hybrid_with_windows_returns_its_weights() -> None:
+    """Groups with a window and without: weights of the first are zero outside, and those of stock heads are stock's."""
+    model = build("BertModel")
+    model.set_attn_implementation("eager")
+    ids = torch.randint(3, 32, (2, 9))
+    stock = model(input_ids=ids, output_attentions=True).attentions[0]
+    groups = [SynthesizerConfig("dot_product", window=2, sinks=1, heads=[0]), SynthesizerConfig("random", heads=[2])]
+    weights = patch_model(model, {0: groups})(input_ids=ids, output_attentions=True).attentions[0]
+    places = torch.arange(9)
+    seen = ((places[:, None] - places).abs() < 2) | (places == 0)
+    assert weights[:, 0, ~seen].eq(0).all() and weights[:, 0, seen].gt(0).all()
+    torch.testing.assert_close(weights[:, 1], stock[:, 1])
+
+
 def made_up(budget: Any = CACHE) -> Suggestion:
     shape = HeadShape(16, 8, causal=True)
     curve = {2: 0.01, ResourceBudget("cache", 0.5, LENGTH): 0.02}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
 from ..logits.forms import Grouped
 from ..logits.masks import AttentionMask
-from . import reference
 
 
 def grouped_attention(
@@ -23,7 +23,8 @@ def grouped_attention(
     """Output (B, H, Lq, d_v) and, with `need_weights`, weights (B, H, Lq, Lk). `attend_group` computes one group."""
     groups = list(zip(logits.logits, logits.heads.split(value), masks_of_groups(logits, mask), strict=True))
     if need_weights:  # the output is computed from the returned weights, so that gradients reach them
-        weights = logits.heads.join([reference.attention_weights(*group, dropout) for group in groups])
+        parts = [attend_group(*group, dropout=dropout, need_weights=True)[1] for group in groups]
+        weights = logits.heads.join(cast(list[torch.Tensor], parts))
         return weights @ value, weights
     outputs = [attend_group(*group, dropout=dropout)[0] for group in groups]
     # Laid out as (B, Lq, H, d_v), which the output projection reads: reordering the heads is the only copy.

@@ -60,12 +60,26 @@ def numbers(text: str, option: str, least: int = 1) -> list[int]:
     return [int(part) for part in parts]
 
 
-def parse_budget(text: str) -> int | float:
-    """`"0.5"` is a share, `"3"` a number; `BadParameter` for anything else."""
+def parse_budget(text: str) -> int | float | dict[str, Any]:
+    """`"0.5"` is a share, `"3"` a number, `"cache=0.3@8192"` a share of a resource; `BadParameter` for anything else."""
+    resource, equals, amount = text.rpartition("=")
+    share, at, length = amount.partition("@")
     try:
+        if equals:
+            return {resource.strip(): float(share), **({"length": int(length)} if at else {})}
         return int(text) if text.strip().isdigit() else float(text)
     except ValueError:
-        raise typer.BadParameter(f"--budget {text}: give a share such as 0.5, or a number such as 3.") from None
+        raise typer.BadParameter(
+            f"--budget {text}: give a share such as 0.5, a number such as 3, or a share of the cache or of the multiply-adds at a "
+            f"length, such as cache=0.3@8192 or multiply_adds=0.5@2048."
+        ) from None
+
+
+def parse_kind(text: str) -> dict[str, Any]:
+    """`"dot_product:window=64,sinks=2"` is `{"variant": "dot_product", "window": 64, "sinks": 2}`."""
+    variant, colon, options = text.partition(":")
+    parts = re.split(r",(?=\s*\w+=)", options) if colon else None  # a value may be a list: factors=[8,4]
+    return {"variant": variant, **parse_options(parts, None, "--variant")}
 
 
 def parse_variant(variants: list[str] | None, plan: Path | None) -> str | dict[int | str, Any]:
@@ -95,13 +109,13 @@ def parse_variant(variants: list[str] | None, plan: Path | None) -> str | dict[i
     return hybrid
 
 
-def parse_options(options: list[str] | None, max_length: int | None) -> dict[str, Any]:
+def parse_options(options: list[str] | None, max_length: int | None, flag: str = "--option") -> dict[str, Any]:
     """Keyword arguments for `patch_model`. A value is parsed as JSON (16, true, [32, 16]), or else is a string."""
     arguments: dict[str, Any] = {} if max_length is None else {"max_length": max_length}
     for option in options or ():
         name, equals, value = option.partition("=")
         if not equals:
-            raise typer.BadParameter(f"--option {option}: write it as NAME=VALUE, such as rank=16.")
+            raise typer.BadParameter(f"{flag} {option}: write it as NAME=VALUE, such as rank=16.")
         try:
             arguments[name] = json.loads(value)
         except (ValueError, RecursionError):

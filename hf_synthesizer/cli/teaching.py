@@ -20,6 +20,7 @@ from .options import (
     Output,
     Task,
     parse_budget,
+    parse_kind,
     parse_options,
 )
 from .patching import save
@@ -44,13 +45,21 @@ class By(StrEnum):
 
 def suggest(
     model: Model,
-    variant: Annotated[str, typer.Option(help="The variant for the chosen layers or heads.")],
+    variant: Annotated[
+        list[str],
+        typer.Option(
+            metavar="VARIANT",
+            help="The variant for the chosen layers or heads, with options of its own after a colon: "
+            "dot_product:window=64,sinks=2. For heads, repeat it for a menu: each head gets one of them or stays stock.",
+        ),
+    ],
     texts: Texts,
     by: Annotated[By, typer.Option(help="Choose whole layers, or heads of all layers.")] = By.LAYERS,
     budget: Annotated[
         str | None,
         typer.Option(
-            help="A share, such as 0.5, or a number, such as 3. For heads also several budgets, separated by commas: all are "
+            help="A share, such as 0.5, or a number, such as 3. For heads also a share of stock's cache or multiply-adds at a "
+            "length, such as cache=0.3@8192 or multiply_adds=0.5@2048; and several budgets, separated by commas: all are "
             "measured, and the last makes the plan. Default: 0.5 of the layers, 0.9 of the heads."
         ),
     ] = None,
@@ -80,11 +89,15 @@ def suggest(
     Examples:
       hf-synthesizer suggest bert-base-uncased --variant random --budget 0.5 --texts texts.txt --json > plan.json
       hf-synthesizer suggest tuned --by heads --variant random+salience --budget 0.5,0.9 --texts texts.txt --json > plan.json
+      hf-synthesizer suggest gpt2 --by heads --variant relative --variant dot_product:window=64 --budget cache=0.3@1024 --texts texts.txt
     """
     budgets = [] if budget is None else [parse_budget(part) for part in budget.split(",")]
     if by is By.LAYERS and len(budgets) > 1:
         raise typer.BadParameter(f"--budget {budget}: several budgets need --by heads; give one share or number.")
-    options = parse_options(option, max_length)
+    if by is By.LAYERS and len(variant) > 1:
+        raise typer.BadParameter("Several --variant make a menu, and a menu needs --by heads; give one variant.")
+    kinds = [parse_kind(part) for part in variant]
+    options = parse_options(option, None)
     with redirect_output():
         from ..layers.sentence_transformers import model_in
         from ..synthesizers.config import SynthesizerConfig
@@ -97,13 +110,14 @@ def suggest(
         loader = text_batches(
             rows, tokenizer, model_in(teacher), batch_size=batch_size, max_length=max_length, seed=seed
         )
-        config = SynthesizerConfig(variant, **options)  # so the plan contains the options too
+        configs = [SynthesizerConfig(**{**options, **kind}) for kind in kinds]  # so the plan contains the options too
+        configs = configs if max_length is None else [config.for_length(max_length) for config in configs]
         measuring: dict[str, Any] = {} if steps is None else {"steps": steps}
-        measuring |= {"batches": batches, "progress": shows_progress(), "max_length": config.max_length}
+        measuring |= {"batches": batches, "progress": shows_progress()}
         if by is By.HEADS:
-            suggestion = suggest_heads(teacher, loader, config, budgets or 0.9, **measuring)
+            suggestion = suggest_heads(teacher, loader, configs, budgets or 0.9, **measuring)
         else:
-            suggestion = suggest_layers(teacher, loader, config, budgets[0] if budgets else 0.5, **measuring)
+            suggestion = suggest_layers(teacher, loader, configs[0], budgets[0] if budgets else 0.5, **measuring)
     show(suggestion.to_dict(), str(suggestion), json)
 
 

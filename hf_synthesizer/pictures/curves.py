@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..errors import InvalidConfigError
 from ..transfer import Suggestion, TransferReport
+from ..transfer.budgets import RESOURCES, ResourceBudget
+from ..transfer.head_menu import describe_kind
 from .figures import COLOURS, QUIET, STOCK, draw_map, labelled_rows
 
 LOSSES = ("loss", "eval_loss", "train_loss")
@@ -21,6 +24,8 @@ SPEEDS = ("_runtime", "_per_second", "_time", "_samples")
 """Endings of entries that are no scores."""
 HEAD = 0.3
 """Inches of a head in a map of heads."""
+KINDS = (COLOURS[4], COLOURS[2], STOCK, COLOURS[1], COLOURS[6], COLOURS[3])
+"""Colours of kinds of heads, which show on a blue map."""
 
 
 def plot_suggestion(suggestion: Suggestion | Mapping[str, Any]) -> Figure:
@@ -58,7 +63,10 @@ def _plot_layers(suggestion: Suggestion) -> Figure:
 
 
 def _plot_heads(suggestion: Suggestion) -> Figure:
-    """The root of each head's cost, with a dot on synthesized heads, and the curve of the measured budgets."""
+    """The root of each head's cost, with a dot on synthesized heads, and the curves of the measured budgets.
+
+    With a menu, each kind of heads has dots of one colour.
+    """
     rows, columns = len(suggestion.costs), max(map(len, suggestion.costs.values()))
     widths = [HEAD * columns + 2.2, 3.6][: 2 if suggestion.curve else 1]
     figure = Figure((sum(widths), max(HEAD * rows + 1.4, 2.6)), layout="constrained")
@@ -67,25 +75,54 @@ def _plot_heads(suggestion: Suggestion) -> Figure:
     for row, costs in enumerate(suggestion.costs.values()):
         values[row, : len(costs)] = torch.tensor(costs).clamp(min=0).sqrt()
     image = draw_map(heads, values, top=float(values.nan_to_num().max()))
-    dots = [(head, row) for row, chosen in enumerate(suggestion.heads.values()) for head in chosen]
-    if dots:
-        heads.plot(*zip(*dots, strict=True), ".", color=COLOURS[4], markersize=6, label="synthesized")
+    for label, colour, dots in _dots(suggestion):
+        heads.plot(*zip(*dots, strict=True), ".", color=colour, markersize=6, label=label)
+    if heads.lines:
         heads.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     heads.set_yticks(range(rows), [str(layer) for layer in suggestion.costs], fontsize=7)
     heads.set_xlabel("head")
     heads.set_ylabel("layer")
     figure.colorbar(image, ax=heads, label="√ cost of swapping this head alone", shrink=0.9)
     for axis in curves:
-        counts, changes = zip(*sorted(suggestion.curve.items()), strict=True)
-        axis.plot([count / suggestion.num_heads for count in counts], changes, "o-", color=COLOURS[0], markersize=4)
+        lines = _curves(suggestion)
+        for (label, points), colour in zip(lines.items(), itertools.cycle(COLOURS)):
+            axis.plot(*zip(*sorted(points), strict=True), "o-", color=colour, markersize=4, label=label)
         axis.set_yscale("log")
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axis.set_xlabel("heads synthesized together")
+        axis.set_xlabel(next(iter(lines)) if len(lines) == 1 else "share of heads, or of stock's need")
+        if len(lines) > 1:
+            axis.legend(fontsize=7)
         axis.set_ylabel("squared change of\nthe answers, relative")
         axis.grid(alpha=0.3)
     return figure
+
+
+def _dots(suggestion: Suggestion) -> list[tuple[str, str, list[tuple[int, int]]]]:
+    """The label, colour and places (head, row) of the synthesized heads, by kind if there is a menu."""
+    rows = {layer: row for row, layer in enumerate(suggestion.costs)}
+    places = {
+        kind: [(head, rows[layer]) for layer, heads in by_layer.items() for head in heads]
+        for kind, by_layer in suggestion.heads_by_kind.items()
+    }
+    if suggestion.menu:
+        colours = zip(places.items(), itertools.cycle(KINDS))
+        return [(describe_kind(kind), colour, dots) for (kind, dots), colour in colours if dots]
+    dots = sorted(place for dots in places.values() for place in dots)
+    return [("synthesized", KINDS[0], dots)] if dots else []
+
+
+def _curves(suggestion: Suggestion) -> dict[str, list[tuple[float, float]]]:
+    """The points (share, change) of each curve of budgets, by its label."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for budget, change in suggestion.curve.items():
+        if isinstance(budget, ResourceBudget):
+            label = f"{RESOURCES[budget.resource]}\nat {budget.length:,} tokens"
+            curves.setdefault(label, []).append((budget.share, change))
+        else:
+            curves.setdefault("heads synthesized together", []).append((budget / suggestion.num_heads, change))
+    return curves
 
 
 def plot_transfer(report: TransferReport | Mapping[str, Any]) -> Figure:

@@ -102,6 +102,16 @@ class Synthesizer(nn.Module):
         """The width of a key state per head. A decoder's cache stores key states."""
         return 0
 
+    @property
+    def logit_width(self) -> int:
+        """The multiply-adds of one logit of a head; 0 if it is read from a table."""
+        return self.key_width
+
+    @property
+    def token_products(self) -> int:
+        """The multiply-adds for each token, before tokens meet: of its hidden state with the weights."""
+        return sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
+
     def project_keys(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Compute the key states (B, H, L, key_width). None if the logits do not depend on the keys' tokens."""
         return None

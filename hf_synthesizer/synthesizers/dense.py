@@ -37,6 +37,10 @@ class DenseSynthesizer(Synthesizer):
         self.bias = nn.Parameter(torch.zeros(self.table_heads, self.max_length))
         nn.init.normal_(self.columns, std=0.02)
 
+    @property
+    def logit_width(self) -> int:
+        return self.head_dim
+
     def start_at_zero(self) -> None:
         nn.init.zeros_(self.columns)
 

@@ -52,6 +52,10 @@ class FactorizedDenseSynthesizer(Synthesizer):
         for weight in (self.inner_weight, self.outer_weight):
             nn.init.normal_(weight, std=0.5 * self.head_dim**-0.5)
 
+    @property
+    def token_products(self) -> int:
+        return super().token_products + self.num_heads * self.head_dim * sum(self.factors)
+
     def start_at_zero(self) -> None:
         # One factor alone: if both were 0, the gradient of both would be 0.
         nn.init.zeros_(self.inner_weight)

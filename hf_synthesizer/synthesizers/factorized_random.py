@@ -34,6 +34,10 @@ class FactorizedRandomSynthesizer(Synthesizer):
         for factor in (self.query_factor, self.key_factor):
             nn.init.normal_(factor, std=(0.05 / self.config.rank**0.5) ** 0.5)  # the product has std 0.05
 
+    @property
+    def logit_width(self) -> int:
+        return self.config.rank
+
     def start_at_zero(self) -> None:
         nn.init.zeros_(self.query_factor)
 

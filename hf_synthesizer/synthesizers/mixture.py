@@ -55,6 +55,14 @@ class MixtureSynthesizer(Synthesizer):
     def key_width(self) -> int:
         return sum(part.key_width for _, part in self.components())
 
+    @property
+    def logit_width(self) -> int:
+        return sum(part.logit_width for _, part in self.components())
+
+    @property
+    def token_products(self) -> int:
+        return sum(part.token_products for _, part in self.components())
+
     def components(self) -> Iterator[tuple[str, Synthesizer]]:
         return ((name, cast(Synthesizer, part)) for name, part in self.parts.items())
 

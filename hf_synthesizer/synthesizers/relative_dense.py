@@ -46,6 +46,10 @@ class RelativeDenseSynthesizer(DistanceSynthesizer):
             self.columns = nn.Parameter(self.columns.detach()[:, : self.columns_of_distances].clone())
             self.bias = nn.Parameter(self.bias.detach()[:, : self.columns_of_distances].clone())
 
+    @property
+    def token_products(self) -> int:
+        return super().token_products + self.num_heads * self.head_dim * self.columns_of_distances
+
     def distance_logits(self) -> torch.Tensor:
         return self.bias
 

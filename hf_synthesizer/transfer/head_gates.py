@@ -1,17 +1,22 @@
-"""A gate for each head, between the output of the stock head and that of a synthesized head."""
+"""A gate for each head, between the output of the stock head and that of a synthesized head, and what it measures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
 from ..layers.finding.projections import find_projection_names
-from .observe import LayerPair
+from .distill import answers_of
+from .observe import Batch, LayerPair
+
+MAX_DIRECTIONS = 8
+"""The largest number of directions in which derivatives of the answers are taken."""
 
 
 class HeadGates:
@@ -115,3 +120,73 @@ def _heads_before_output(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     finally:
         handle.remove()
     return projection_inputs[0]
+
+
+def head_costs(
+    teacher: PreTrainedModel, gates: HeadGates, measured: list[Batch], heads: dict[str, int], trained_head: bool = True
+) -> dict[str, list[float]]:
+    """For each head, the mean square of the derivative of a row's answers by its gate, relative to the answers' mean square."""
+    sums = {label: torch.zeros(count, dtype=torch.float64) for label, count in heads.items()}
+    power = 0.0
+    for batch in measured:
+        gates.fixed_gates, gates.with_gradients, gates.gradient_gates = {}, True, {}
+        answers = answers_of(teacher, batch, trained_head)
+        power += float(answers.detach().double().square().sum())
+        gradient_gates = dict(gates.gradient_gates)
+        for direction, share in _directions(answers):
+            slopes = torch.autograd.grad(
+                (answers * direction).sum(), list(gradient_gates.values()), retain_graph=True, allow_unused=True
+            )
+            for label, slope in zip(gradient_gates, slopes, strict=True):
+                if slope is not None:
+                    sums[label] += share * slope.detach().double().square().sum(0).cpu()
+    gates.with_gradients, gates.gradient_gates = False, {}
+    return {label: (total / max(power, torch.finfo(torch.float32).tiny)).tolist() for label, total in sums.items()}
+
+
+def _directions(answers: torch.Tensor) -> Iterator[tuple[torch.Tensor, float]]:
+    """Yield directions in the space of a row's answers and their weights, so that Σ weight · (direction · x)² = |x|².
+
+    Few answers give one direction for each number. Many answers give random signs, for which the sum is |x|² on average.
+    """
+    numbers = answers[0].numel()
+    if numbers <= MAX_DIRECTIONS:
+        for number in range(numbers):
+            direction = torch.zeros_like(answers).flatten(1)
+            direction[:, number] = 1
+            yield direction.view_as(answers), 1.0
+        return
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(MAX_DIRECTIONS):
+        signs = torch.randint(2, answers.shape, generator=generator).mul(2).sub(1)
+        yield signs.to(answers), 1 / MAX_DIRECTIONS
+
+
+@torch.no_grad()
+def change_of_answers(
+    teacher: PreTrainedModel,
+    gates: HeadGates | Sequence[HeadGates],
+    measured: list[Batch],
+    chosen: Any,
+    heads: dict[str, int],
+    trained_head: bool = True,
+) -> float:
+    """`Σ |answers with these heads synthesized − stock answers|² / Σ |stock answers|²`.
+
+    With the gates of several kinds of heads, `chosen` has the heads of each layer for each of them.
+    """
+    kinds = [(gates, chosen)] if isinstance(gates, HeadGates) else list(zip(gates, chosen, strict=True))
+
+    def choose(synthesized: bool) -> None:
+        for gates_of_kind, heads_of_kind in kinds:
+            gates_of_kind.choose(heads_of_kind if synthesized else {}, heads)
+
+    change = power = 0.0
+    for batch in measured:
+        choose(False)
+        stock = answers_of(teacher, batch, trained_head).double()
+        choose(True)
+        change += float((answers_of(teacher, batch, trained_head).double() - stock).square().sum())
+        power += float(stock.square().sum())
+    choose(False)
+    return change / max(power, torch.finfo(torch.float32).tiny)

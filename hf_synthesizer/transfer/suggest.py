@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -15,22 +15,27 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..checkpoints.fresh_heads import fresh_weights
-from ..errors import AlreadyPatchedError
+from ..errors import AlreadyPatchedError, InvalidConfigError
 from ..layers.finding.attention_layers import find_attention_layers
-from ..layers.finding.projections import query_heads, value_heads
+from ..layers.finding.projections import query_heads
 from ..layers.patched import is_patched
 from ..layers.sentence_transformers import model_in
 from ..patching.swap import patch_model
 from ..synthesizers.config import SynthesizerConfig
+from .budgets import Budget, ResourceBudget, budgets_of, count_of
 from .closed_forms import has_closed_form
-from .distill import answers_of, relative_error, states_of, weight_losses
-from .head_gates import HeadGates, gated
+from .distill import relative_error, states_of, weight_losses
+from .head_gates import change_of_answers, gated, head_costs
+from .head_menu import Key, menu_of, shape_of
 from .observe import Batch, LayerPair, observing, on_device, pair_layers
 from .resume import EndlessBatches
 from .run import transfer_attention
-from .suggestion import Budget, Suggestion, budgets_of, count_of
+from .suggestion import Suggestion
 
 logger = logging.get_logger(__name__)
+
+Kind = str | SynthesizerConfig | Mapping[str, Any]
+"""A kind of heads: a variant, a configuration, or a dict of one."""
 
 LastStates = tuple[torch.Tensor, torch.Tensor | None]
 """The last hidden states of a stack and their token mask."""
@@ -38,8 +43,6 @@ STEPS = 150
 """Training steps (stage 1 of a transfer) for a variant without a closed form."""
 ANNOUNCED_STEPS = 20
 """From this number of steps on, a warning says in advance how long the training takes."""
-MAX_DIRECTIONS = 8
-"""The largest number of directions in which derivatives of the answers are taken."""
 
 
 def suggest_layers(
@@ -98,9 +101,10 @@ def suggest_layers(
 def suggest_heads(
     teacher: PreTrainedModel,
     dataloader: Iterable[Batch],
-    variant: str | SynthesizerConfig,
+    variant: Kind | Iterable[Kind] | None = None,
     budget: Budget | Iterable[Budget] = 0.9,
     *,
+    variants: Iterable[Kind] | None = None,
     whole_keys: bool = True,
     trained_head: bool | None = None,
     steps: int | None = None,
@@ -117,6 +121,12 @@ def suggest_heads(
     the cost of the head. One forward pass and a few backward passes measure all heads. At the end, the joint change for the
     chosen heads is measured exactly.
 
+    With a menu of several kinds of heads, each kind is measured in this way, and each head gets one of them or stays stock, so that
+    the sum of costs is small. For a share or a number of heads, each head has its cheapest kind. For a share of the cache or of the
+    multiply-adds, heads step one after the other to kinds that need less, those first that add the least cost for what they save
+    (`cheapest.sweep`). So plans are nested: a smaller budget takes the same steps and some more. Each plan is the cheapest of all that
+    need no more than it does.
+
     The answers are the logits of the model's head (minus their mean over several classes). A model without a head answers with its
     last hidden states, and a SentenceTransformer with its embeddings. For a task, take a model that was fine-tuned on
     it. If the checkpoint has no weights for the head, Transformers initialises it at random: then pass `trained_head=False`.
@@ -124,9 +134,13 @@ def suggest_heads(
     Args:
         teacher: a stock model. It is not changed.
         dataloader: batches of its inputs, as for `transfer_attention`.
-        variant: the variant of the chosen heads.
-        budget: how many heads to synthesize: a share of all (a float in (0, 1], rounded up), or a number (an int). With several
-            budgets, the suggestion is for the last, and `curve` has the joint change for each.
+        variant: the variant of the chosen heads; or a menu, a list of variants, configurations, or dicts such as
+            `{"variant": "dot_product", "window": 64}`.
+        budget: how many heads to synthesize: a share of all (a float in (0, 1], rounded up), or a number (an int). Or what attention
+            may still need at a length, as a share of stock's: bytes of the cache, `{"cache": 0.3, "length": 8192}`, or
+            multiply-adds, `{"multiply_adds": 0.5, "length": 2048}`. With several budgets, the suggestion is for the last, and
+            `curve` has the joint change for each.
+        variants: a menu, instead of `variant`.
         whole_keys: whether heads that share a key (grouped-query attention) are chosen together, by their mean cost. A decoder's
             cache must keep a key until all heads that use it are synthesized. If False, each head is chosen by its own cost.
         trained_head: False takes the last hidden states as answers, even if the model has a head. This is the default, with
@@ -135,102 +149,52 @@ def suggest_heads(
         batches: the number of batches on which costs are measured.
         autocast: a dtype such as `torch.bfloat16`, for mixed precision.
         progress: whether to show a progress bar, if stderr is a terminal.
-        **options: options of `patch_model`, such as `max_length`.
+        **options: options of `patch_model`, such as `max_length`. With a menu they are for all kinds.
 
     Raises:
         AlreadyPatchedError: for a teacher that is patched.
-        InvalidConfigError: for a budget out of range.
-        UnsupportedModelError: for layers whose heads cannot be told apart.
+        InvalidConfigError: for a budget out of range, or a menu that is empty or names a kind twice.
+        UnsupportedModelError: for layers whose heads cannot be told apart, or a variant that the model cannot take.
     """
     teacher_with_head, teacher = teacher, _require_stock(teacher, "suggest_heads")
+    if (variant is None) == (variants is None):
+        raise InvalidConfigError("Name the new attention once: a variant, or a menu of them in a list.")
+    menu = menu_of(variant if variants is None else list(variants), options)
     keys, budgets = _keys(teacher), budgets_of(budget)
     attention_layers, _ = find_attention_layers(teacher)
     heads = {layer.label: query_heads(layer.module) for layer in attention_layers}
-    counts = sorted({count_of(share, sum(heads.values()), "heads") for share in budgets})
-    config = variant if isinstance(variant, SynthesizerConfig) else SynthesizerConfig(variant)
     use_head = _has_trained_head(teacher) if trained_head is None else trained_head
-    pairs = _trained_pairs(teacher, dataloader, config, steps, autocast, progress, options)
+    shapes = {keys[layer.label]: shape_of(layer, teacher) for layer in attention_layers}
+    shared = {key: shape.sharing for key, shape in shapes.items()} if whole_keys else None
+
+    def suggest(costs: list[dict[Key, list[float]]]) -> Suggestion:
+        return Suggestion.of_heads(menu, costs, budgets[-1], shared=shared, shapes=shapes)
+
+    # What cannot be is refused before anything is measured.
+    trial = suggest([{keys[label]: [1.0] * count for label, count in heads.items()} for _ in menu])
+    sizes = sorted(
+        {trial.size_of(each) for each in budgets}, key=lambda size: (isinstance(size, ResourceBudget), size)
+    )
+    for kind in menu[1:]:
+        patch_model(copy.deepcopy(teacher), kind)
+    pairs = [_trained_pairs(teacher, dataloader, kind, steps, autocast, progress, {}) for kind in menu]
     measured = [dict(batch) for batch in itertools.islice(dataloader, batches)]
-    students = [pair.student.eval() for pair in pairs]
-    config_with_options = config.replace(**options)
-    shared = {keys[layer.label]: heads[layer.label] // value_heads(layer.module) for layer in attention_layers}
+    students = [pair.student.eval() for pairs_of_kind in pairs for pair in pairs_of_kind]
     with (
         _without_parameter_gradients(teacher_with_head, *students),
         observing(teacher_with_head),
-        gated(pairs) as gates,
+        ExitStack() as stack,
         _mixed_precision(teacher, autocast),
     ):
-        costs_by_label = head_costs(teacher_with_head, gates, measured, heads, use_head)
-        costs = {keys[label]: row for label, row in costs_by_label.items()}
-        suggestion = Suggestion.of_heads(
-            config_with_options, costs, budgets[-1], shared=shared if whole_keys else None
-        )
-        for count in counts:
-            chosen_heads = suggestion.at(count).heads
-            chosen = {label: chosen_heads[key] for label, key in keys.items()}
-            suggestion.curve[count] = change_of_answers(teacher_with_head, gates, measured, chosen, heads, use_head)
+        gates = [stack.enter_context(gated(pairs_of_kind)) for pairs_of_kind in pairs]
+        costs_by_label = [head_costs(teacher_with_head, kind, measured, heads, use_head) for kind in gates]
+        costs = [{keys[label]: row for label, row in rows.items()} for rows in costs_by_label]
+        suggestion = suggest(costs)
+        for size in sizes:
+            by_kind = suggestion.at(size).heads_by_kind
+            chosen = [{label: by_kind[kind].get(key, []) for label, key in keys.items()} for kind in menu]
+            suggestion.curve[size] = change_of_answers(teacher_with_head, gates, measured, chosen, heads, use_head)
     return suggestion
-
-
-def head_costs(
-    teacher: PreTrainedModel, gates: HeadGates, measured: list[Batch], heads: dict[str, int], trained_head: bool = True
-) -> dict[str, list[float]]:
-    """For each head, the mean square of the derivative of a row's answers by its gate, relative to the answers' mean square."""
-    sums = {label: torch.zeros(count, dtype=torch.float64) for label, count in heads.items()}
-    power = 0.0
-    for batch in measured:
-        gates.fixed_gates, gates.with_gradients, gates.gradient_gates = {}, True, {}
-        answers = answers_of(teacher, batch, trained_head)
-        power += float(answers.detach().double().square().sum())
-        gradient_gates = dict(gates.gradient_gates)
-        for direction, share in _directions(answers):
-            slopes = torch.autograd.grad(
-                (answers * direction).sum(), list(gradient_gates.values()), retain_graph=True, allow_unused=True
-            )
-            for label, slope in zip(gradient_gates, slopes, strict=True):
-                if slope is not None:
-                    sums[label] += share * slope.detach().double().square().sum(0).cpu()
-    gates.with_gradients, gates.gradient_gates = False, {}
-    return {label: (total / max(power, torch.finfo(torch.float32).tiny)).tolist() for label, total in sums.items()}
-
-
-def _directions(answers: torch.Tensor) -> Iterator[tuple[torch.Tensor, float]]:
-    """Yield directions in the space of a row's answers and their weights, so that Σ weight · (direction · x)² = |x|².
-
-    Few answers give one direction for each number. Many answers give random signs, for which the sum is |x|² on average.
-    """
-    numbers = answers[0].numel()
-    if numbers <= MAX_DIRECTIONS:
-        for number in range(numbers):
-            direction = torch.zeros_like(answers).flatten(1)
-            direction[:, number] = 1
-            yield direction.view_as(answers), 1.0
-        return
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(MAX_DIRECTIONS):
-        signs = torch.randint(2, answers.shape, generator=generator).mul(2).sub(1)
-        yield signs.to(answers), 1 / MAX_DIRECTIONS
-
-
-@torch.no_grad()
-def change_of_answers(
-    teacher: PreTrainedModel,
-    gates: HeadGates,
-    measured: list[Batch],
-    chosen: dict[str, list[int]],
-    heads: dict[str, int],
-    trained_head: bool = True,
-) -> float:
-    """`Σ |answers with these heads synthesized − stock answers|² / Σ |stock answers|²`."""
-    change = power = 0.0
-    for batch in measured:
-        gates.choose({}, heads)
-        stock = answers_of(teacher, batch, trained_head).double()
-        gates.choose(chosen, heads)
-        change += float((answers_of(teacher, batch, trained_head).double() - stock).square().sum())
-        power += float(stock.square().sum())
-    gates.choose({}, heads)
-    return change / max(power, torch.finfo(torch.float32).tiny)
 
 
 @contextmanager

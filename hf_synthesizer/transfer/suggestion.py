@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Mapping
-from numbers import Integral, Real
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..checkpoints.whole_files import write_whole
 from ..errors import InvalidConfigError, first_line
 from ..synthesizers.config import SynthesizerConfig
-
-Budget = float | int
-Key = int | str
-"""A layer in a hybrid: its index, or its label, such as "encoder.3", if the model has two stacks."""
-SHADES = " ░▒▓█"
-"""From the cheapest head to the most expensive one."""
+from ..synthesizers.head_sizes import HeadShape
+from .budgets import ResourceBudget, count_of, read_budget
+from .head_menu import HeadMenu, Key
+from .suggestion_text import head_lines, layer_lines, picture
 
 
 class Suggestion(dict[Key, Any]):
@@ -33,9 +30,12 @@ class Suggestion(dict[Key, Any]):
             the hybrid, the cost of synthesizing each head alone, which is the squared change of the answers relative to their
             size. Costs of heads rank them; they do not add up.
         total: each suggested layer, in the order of choice, with the cost of synthesizing it with all earlier ones.
-        variant: the configuration of the chosen heads. None if whole layers are suggested.
+        variant: the configuration of the chosen heads, the first of a menu. None if whole layers are suggested.
+        menu: of several kinds of heads: the kinds, and the costs of each. `costs` then has the cost of each head's cheapest kind.
         budget: the budget of heads of this hybrid. `at(budget)` makes a suggestion for another budget from the same costs.
-        curve: for each measured number of heads, the change of the answers if these heads are synthesized together.
+        curve: for each measured number of heads, or `ResourceBudget`, the change of the answers if these heads are synthesized
+            together.
+        shapes: for each layer, what the resources that a head needs depend on.
         shared: for each layer, how many neighbouring heads share a key and are chosen together, by their mean cost. A layer
             that is not named has 1.
     """
@@ -47,44 +47,107 @@ class Suggestion(dict[Key, Any]):
         total: Mapping[str, float] | None = None,
         *,
         variant: SynthesizerConfig | None = None,
-        budget: Budget = 1.0,
-        curve: Mapping[int, float] | None = None,
+        menu: Sequence[tuple[SynthesizerConfig, Mapping[Key, list[float]]]] = (),
+        budget: Any = 1.0,
+        curve: Mapping[Any, float] | None = None,
         shared: Mapping[Key, int] | None = None,
+        shapes: Mapping[Key, HeadShape] | None = None,
     ):
         super().__init__(hybrid)
         self.costs, self.total, self.curve = dict(costs), dict(total or {}), dict(curve or {})
-        self.variant, self.budget = variant, budget
+        self.variant, self.budget, self.shapes = variant, budget, dict(shapes or {})
+        self.menu = [(kind, dict(rows)) for kind, rows in menu]
         self.shared = {layer: count for layer, count in (shared or {}).items() if count > 1}
 
     @classmethod
     def of_heads(
         cls,
-        variant: SynthesizerConfig,
-        costs: Mapping[Any, list[float]],
-        budget: Budget,
-        curve: Mapping[int, float] | None = None,
+        variant: SynthesizerConfig | Sequence[SynthesizerConfig],
+        costs: Any,
+        budget: Any,
+        curve: Mapping[Any, float] | None = None,
         shared: Mapping[Key, int] | None = None,
+        shapes: Mapping[Key, HeadShape] | None = None,
     ) -> Suggestion:
         """Choose the cheapest heads in a budget.
+
+        Args:
+            variant: the configuration of the chosen heads; or the kinds of a menu.
+            costs: for each layer the costs of its heads; for a menu a list of such dicts, one for each kind.
+            budget, curve, shared, shapes: as the attributes.
 
         Raises:
             InvalidConfigError: for a budget out of range.
         """
-        return cls({}, costs, variant=variant, curve=curve, shared=shared).at(budget)
+        options: dict[str, Any] = {"curve": curve, "shared": shared, "shapes": shapes}
+        if not isinstance(variant, SynthesizerConfig) and len(variant) == 1:
+            (variant,), (costs,) = variant, costs
+        if isinstance(variant, SynthesizerConfig):
+            return cls({}, costs, variant=variant, **options).at(budget)
+        cheapest = {
+            layer: [min(alternatives) for alternatives in zip(*(rows[layer] for rows in costs), strict=True)]
+            for layer in costs[0]
+        }
+        menu = list(zip(variant, costs, strict=True))
+        return cls({}, cheapest, variant=variant[0], menu=menu, **options).at(budget)
 
-    def at(self, budget: Budget) -> Suggestion:
-        """Make a suggestion of heads for another budget from the same costs.
+    def size_of(self, budget: Any) -> int | ResourceBudget:
+        """The key of a budget in `curve`: a number of heads, or a share of a resource.
 
         Raises:
-            InvalidConfigError: for a budget out of range, or if whole layers are suggested.
+            InvalidConfigError: for a budget out of range, or one that the kinds of heads cannot meet.
         """
-        chosen: dict[Key, list[int]] = {}
-        for layer, head in self.order[: count_of(budget, self.num_heads, "heads")]:
-            chosen.setdefault(layer, []).append(head)
-        variant: Any = self.variant
-        hybrid = {key: variant.replace(heads=chosen[key]) for key in self.costs if key in chosen}
-        options: dict[str, Any] = {"budget": budget, "curve": self.curve, "shared": self.shared}
-        return Suggestion(hybrid, self.costs, variant=variant, **options)
+        budget = read_budget(budget)
+        if not isinstance(budget, ResourceBudget):
+            return count_of(budget, self.num_heads, "heads")
+        self.head_menu.within(budget)
+        return budget
+
+    def at(self, budget: Any) -> Suggestion:
+        """Make a suggestion of heads for another budget from the same costs.
+
+        Args:
+            budget: a share of the heads (a float in (0, 1], rounded up); a number of heads (an int); or a share of what stock
+                attention needs of a resource at a length: `{"cache": 0.3, "length": 8192}` or
+                `{"multiply_adds": 0.5, "length": 2048}`.
+
+        Raises:
+            InvalidConfigError: for a budget out of range, or one that the kinds of heads cannot meet; if whole layers are suggested.
+        """
+        budget, menu = read_budget(budget), self.head_menu
+        resource = isinstance(budget, ResourceBudget)
+        chosen = menu.within(budget) if resource else menu.cheapest(count_of(budget, self.num_heads, "heads"))
+        hybrid: dict[Key, Any] = {}
+        for layer in self.costs:
+            groups = [
+                kind.replace(heads=heads[layer])
+                for kind, heads in zip(menu.kinds, chosen, strict=True)
+                if layer in heads
+            ]
+            if groups:
+                hybrid[layer] = groups if len(groups) > 1 else groups[0]
+        options: dict[str, Any] = {
+            "curve": self.curve,
+            "shared": self.shared,
+            "shapes": self.shapes,
+            "menu": self.menu,
+        }
+        return Suggestion(hybrid, self.costs, variant=self.variant, budget=budget, **options)
+
+    @property
+    def head_menu(self) -> HeadMenu:
+        """The kinds of heads with their costs, from which `at` chooses."""
+        menu: Any = self.menu or [(self.variant, self._head_costs)]
+        kinds, costs = zip(*menu, strict=True)
+        return HeadMenu(kinds, costs, self.shared, self.shapes)
+
+    def share(self, resource: str, length: int) -> float:
+        """What the present hybrid needs of "cache" or "multiply_adds" at a length, relative to stock attention.
+
+        Raises:
+            InvalidConfigError: if the resource is unknown, stock attention needs none of it, or the suggestion has no shapes.
+        """
+        return self.head_menu.share(resource, length, {layer: self._kinds_of_heads(layer) for layer in self.costs})
 
     @property
     def _head_costs(self) -> dict[Key, list[float]]:
@@ -103,82 +166,67 @@ class Suggestion(dict[Key, Any]):
     @property
     def order(self) -> list[tuple[Key, int]]:
         """All heads as (layer, head), the cheapest first. Heads that share a key follow each other."""
-        ranked = []
-        for number, (layer, row) in enumerate(self._head_costs.items()):
-            count = self.shared.get(layer, 1)
-            for head, cost in enumerate(row):
-                sharing = row[head // count * count :][:count]
-                ranked.append((sum(sharing) / len(sharing), number, head // count, cost, layer, head))
-        return [(layer, head) for *_, layer, head in sorted(ranked, key=lambda entry: entry[:4])]
+        return [(layer, head) for layer, head, _ in self.head_menu.order()]
 
     @property
     def heads(self) -> dict[Key, list[int]]:
         """The synthesized heads of each layer in the present hybrid."""
         heads_by_layer: dict[Key, list[int]] = {}
         for layer, row in self._head_costs.items():
-            groups = [range(len(row)) if config.heads is None else config.heads for config in self._configs(layer)]
+            groups = [range(len(row)) if config.heads is None else config.heads for config in self.configs(layer)]
             heads_by_layer[layer] = sorted(head for heads in groups for head in heads)
         return heads_by_layer
 
-    def _configs(self, layer: Key) -> list[SynthesizerConfig]:
+    def configs(self, layer: Key) -> list[SynthesizerConfig]:
         """The configurations of a layer: none, one, or one for each group of its heads."""
         value = self.get(layer, [])
         groups = value if isinstance(value, (list, tuple)) else [value]
         return [SynthesizerConfig(group) if isinstance(group, str) else group for group in groups]
 
+    def _kinds_of_heads(self, layer: Key) -> list[SynthesizerConfig | None]:
+        """The configuration of each head of a layer in the present hybrid; None for a stock head."""
+        kinds: dict[int, SynthesizerConfig] = {}
+        heads = range(len(self.costs[layer]))
+        for config in self.configs(layer):
+            kinds |= dict.fromkeys(heads if config.heads is None else config.heads, config.replace(heads=None))
+        return [kinds.get(head) for head in heads]
+
+    @property
+    def heads_by_kind(self) -> dict[SynthesizerConfig, dict[Key, list[int]]]:
+        """For each kind in the menu and in the present hybrid, the heads of each layer that get it."""
+        kinds: dict[SynthesizerConfig, dict[Key, list[int]]] = {
+            kind.replace(heads=None): {} for kind in self.head_menu.kinds
+        }
+        for layer in self.costs:
+            for head, kind in enumerate(self._kinds_of_heads(layer)):
+                if kind is not None:
+                    kinds.setdefault(kind, {}).setdefault(layer, []).append(head)
+        return kinds
+
     def picture(self) -> str:
-        """Layers × heads as text. `·` is a synthesized head; for a stock head, a darker shade is a higher cost."""
-        heads, lines = self.heads, []
-        highest = max(map(max, self.costs.values()), default=0.0) or 1.0
-        for layer, row in self.costs.items():
-            shades = [SHADES[1 + min(3, int(4 * math.sqrt(max(cost, 0.0) / highest)))] for cost in row]
-            cells = ["·" if head in heads[layer] else shade for head, shade in enumerate(shades)]
-            lines.append(f"{layer!s:>12}  {' '.join(cells)}")
-        return "\n".join(lines)
+        """Layers × heads as text. `·`, or with a menu the letter of its kind, is a synthesized head; a darker shade is a higher cost
+        of a stock head."""
+        return picture(self)
 
     def __str__(self) -> str:
-        return "\n".join(self._layer_lines() if self.variant is None else self._head_lines(self.variant.variant))
-
-    def _layer_lines(self) -> list[str]:
-        header = f"{'layer':14}{'swapped alone':>15}{'with the earlier':>18}  suggestion"
-        lines = [header, "-" * len(header)]
-        for label in sorted(self.costs, key=lambda label: self.total.get(label, math.inf)):
-            together = f"{self.total[label]:.4f}" if label in self.total else ""
-            verdict = "synthesize" if label in self.total else "leave stock"
-            lines.append(f"{label:14}{self.costs[label]:>15.4f}{together:>18}  {verdict}")
-        return lines
-
-    def _head_lines(self, variant: str) -> list[str]:
-        heads, all_heads = self.heads, self.num_heads
-        number = sum(map(len, heads.values()))
-        lines = [
-            f"{number} of {all_heads} heads get {variant}; {all_heads - number} keep stock attention",
-            "",
-            f"{'layer':>12}  {'synthesized':24}  cost of each head alone, in thousandths",
-        ]
-        for layer, row in self.costs.items():
-            others = sorted({config.variant for config in self._configs(layer)} - {variant})
-            synthesized = " ".join([f"{len(heads[layer])} of {len(row)}", *others])
-            lines.append(f"{layer!s:>12}  {synthesized:24}  {' '.join(f'{1000 * cost:.2f}' for cost in row)}")
-        lines += ["", self.picture()]
-        if self.curve:
-            lines += ["", f"{'heads':>12}  {'share':>6}  change of the answers, heads together"]
-            lines += [f"{n:>12}  {n / all_heads:>6.0%}  {change:.4f}" for n, change in sorted(self.curve.items())]
-        return lines
+        return "\n".join(layer_lines(self) if self.variant is None else head_lines(self))
 
     def to_dict(self) -> dict[str, Any]:
         """A dict that `json.dumps`, `from_dict` and the command `patch --plan` accept."""
         hybrid = {str(layer): _to_json(value) for layer, value in self.items()}
         if self.variant is None:
             return {"hybrid": hybrid, "costs": self.costs, "total": self.total}
-        return {
+        data = {
             "variant": self.variant.to_dict(),
-            "budget": self.budget,
+            "budget": _to_json(self.budget),
             "heads": [[key, row] for key, row in self.costs.items()],
-            "curve": [[count, change] for count, change in self.curve.items()],
+            "curve": [[_to_json(budget), change] for budget, change in self.curve.items()],
             "shared": [[key, count] for key, count in self.shared.items()],
+            "shapes": [[key, asdict(shape)] for key, shape in self.shapes.items()],
             "hybrid": hybrid,
         }
+        menu = [[kind.to_dict(), [[key, row] for key, row in rows.items()]] for kind, rows in self.menu]
+        return {**data, "menu": menu} if menu else data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Suggestion:
@@ -227,28 +275,51 @@ def _layers_from_dict(data: Mapping[str, Any]) -> Suggestion:
 
 
 def _heads_from_dict(data: Mapping[str, Any]) -> Suggestion:
-    costs = {_key(key): [_number(cost, "a cost") for cost in row] for key, row in data["heads"]}
-    curve = {int(_number(count, "a number of heads")): _number(change, "a change") for count, change in data["curve"]}
-    shared = {_key(key): _number(count, "a number of heads") for key, count in data.get("shared", ())}
+    costs = _rows_from_json(data["heads"])
     hybrid, num_heads = _hybrid_from_json(data["hybrid"]), sum(map(len, costs.values()))
+    curve = {_measured_budget(budget): _number(change, "a change") for budget, change in data["curve"]}
+    shared = {_key(key): _number(count, "a number of heads") for key, count in data.get("shared", ())}
+    shapes = {_key(key): HeadShape.from_dict(shape) for key, shape in data.get("shapes", ())}
+    menu = [(SynthesizerConfig.from_dict(kind), _rows_from_json(rows)) for kind, rows in data.get("menu", ())]
+    budget = read_budget(data["budget"])
     _require(bool(costs) and all(costs.values()), "it names no heads of some layer")
     _require(all(count == int(count) >= 1 for count in shared.values()), "its 'shared' names no number of heads")
-    _require(all(1 <= count <= num_heads for count in curve), "its curve names more heads than the model has, or none")
-    count_of(data["budget"], num_heads, "heads")
+    counts = [count for count in curve if not isinstance(count, ResourceBudget)]
+    _require(
+        all(1 <= count <= num_heads for count in counts), "its curve names more heads than the model has, or none"
+    )
+    _require(not shapes or shapes.keys() == costs.keys(), "its 'shapes' name other layers than its 'heads'")
+    for _, rows in menu:
+        same = [(key, len(row)) for key, row in rows.items()] == [(key, len(row)) for key, row in costs.items()]
+        _require(same, "its 'menu' has costs of other heads")
     for key in hybrid:
         _require(key in costs, f"layer {key!r} was not measured")
     suggestion = Suggestion(
         hybrid,
         costs,
         variant=SynthesizerConfig.from_dict(data["variant"]),
-        budget=data["budget"],
+        menu=menu,
+        budget=budget,
         curve=curve,
         shared={key: int(count) for key, count in shared.items()},
+        shapes=shapes,
     )
+    suggestion.size_of(budget)
     for key, heads in suggestion.heads.items():
         known = len(costs[key])
         _require(not heads or heads[-1] < known, f"layer {key!r} has {known} heads, and none of number {heads[-1:]}")
     return suggestion
+
+
+def _rows_from_json(rows: Any) -> dict[Key, list[float]]:
+    return {_key(key): [_number(cost, "a cost") for cost in row] for key, row in rows}
+
+
+def _measured_budget(budget: Any) -> int | ResourceBudget:
+    """The key of a curve: a number of heads, or a share of a resource."""
+    if isinstance(budget, Mapping):
+        return ResourceBudget.from_dict(budget)
+    return int(_number(budget, "a number of heads"))
 
 
 def _require(condition: bool, message: str) -> None:
@@ -270,10 +341,10 @@ def _key(key: Any) -> Key:
 
 
 def _to_json(value: Any) -> Any:
-    """The variant, the configuration or the configurations of head groups of a layer."""
+    """The variant, the configuration or the configurations of head groups of a layer; or a budget."""
     if isinstance(value, (list, tuple)):
         return [_to_json(group) for group in value]
-    return value.to_dict() if isinstance(value, SynthesizerConfig) else value
+    return value.to_dict() if isinstance(value, (SynthesizerConfig, ResourceBudget)) else value
 
 
 def _hybrid_from_json(hybrid: Any) -> dict[Key, Any]:
@@ -287,27 +358,3 @@ def _hybrid_from_json(hybrid: Any) -> dict[Key, Any]:
         return SynthesizerConfig(value) and value  # raises for an unknown name
 
     return {int(key) if re.fullmatch("-?[0-9]{1,9}", key) else key: from_json(value) for key, value in hybrid.items()}
-
-
-def count_of(budget: Budget, available: int, unit: str) -> int:
-    """The number of layers or heads in a budget: a share in (0, 1] (a float), or a number (an int).
-
-    Raises:
-        InvalidConfigError: for a budget out of range.
-    """
-    is_number = isinstance(budget, Integral) and not isinstance(budget, bool)
-    is_share = isinstance(budget, Real) and not isinstance(budget, bool) and 0 < budget <= 1
-    count = int(budget) if is_number else math.ceil(budget * available - 1e-9) if is_share else 0
-    if not 1 <= count <= available:
-        raise InvalidConfigError(
-            f"budget must be a share of the {unit} in (0, 1] or a number of {unit} from 1 to {available}, not {budget!r}."
-        )
-    return count
-
-
-def budgets_of(budget: Budget | Iterable[Budget]) -> list[Budget]:
-    """A list of one or several budgets."""
-    budgets = list(budget) if isinstance(budget, Iterable) and not isinstance(budget, str) else [budget]
-    if not budgets:
-        raise InvalidConfigError("budget is an empty list: name at least one share or number of heads.")
-    return budgets

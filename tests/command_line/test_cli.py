@@ -179,6 +179,30 @@ def test_suggest_by_heads_is_a_plan_and_a_picture(folder: Path) -> None:
     assert "several budgets need --by heads" in " ".join(message.replace("│", " ").split())
 
 
+def test_suggest_takes_a_menu(folder: Path) -> None:
+    task = ("--auto-class=AutoModelForSequenceClassification", "--max-length=16", "--texts=texts.txt", "--batches=1")
+    menu = ("--variant=relative:max_distance=4", "--variant=dot_product:window=3,sinks=1", "--variant=random")
+    plan = run(folder, "suggest", "stock", "--by=heads", *menu, "--budget=2,multiply_adds=0.7@16", *task)
+    assert [kind for kind, _ in plan["menu"]] == [
+        {"variant": "relative", "max_length": None, "max_distance": 4},
+        {"variant": "dot_product", "max_length": None, "window": 3, "sinks": 1},
+        {"variant": "random", "max_length": 16},
+    ]
+    assert plan["budget"] == {"multiply_adds": 0.7, "length": 16}
+    assert [size for size, _ in plan["curve"]] == [2, plan["budget"]]
+    (folder / "menu.json").write_text(json.dumps(plan))
+    run(folder, "patch", "stock", "--plan=menu.json", "--output=by_menu")
+    assert len(run(folder, "report", "by_menu", "--lengths=8")["synthesized"]) == len(plan["hybrid"])
+    assert run(folder, "plot", "suggestion", "menu.json", "--output=menu.png") == {"output": "menu.png"}
+    for wrong, message in (
+        (("--by=layers", *menu), "a menu needs --by heads"),
+        (("--by=heads", "--variant=random", "--budget=cache=x@3"), "cache=0.3@8192"),
+        (("--by=heads", "--variant=dot_product:window"), "write it as NAME=VALUE"),
+    ):
+        refusal = refused(folder, "suggest", "stock", *wrong, "--texts=texts.txt", code=2)
+        assert message in " ".join(refusal.replace("│", " ").split())
+
+
 def test_finetune_and_evaluate(folder: Path) -> None:
     data = ("--task=sst2", "--glue-dir=glue", "--max-length=16")
     tuned = run(folder, "finetune", "stock", "--variant=dense+salience", "--epochs=1", "--output=tuned", *data)

@@ -29,6 +29,7 @@ from hf_synthesizer.checkpoints.model_card import write_model_card
 from hf_synthesizer.checkpoints.tokenizer_length import shorten_saved
 from hf_synthesizer.patching.layer_text import parse_layers
 from hf_synthesizer.plots import plot_suggestion, plot_transfer
+from hf_synthesizer.synthesizers.head_sizes import HeadShape
 from tests.helpers.models import build
 from tests.helpers.teaching import HEADS, loader, student_of
 
@@ -186,12 +187,17 @@ def use(suggestion: Suggestion) -> None:
     patch_model(build("BertModel"), suggestion, max_length=8)
 
 
-@pytest.mark.parametrize("unit", ["heads", "layers"])
+@pytest.mark.parametrize("unit", ["heads", "layers", "menu"])
 def test_a_suggestion_from_a_broken_json_is_refused_or_can_be_used(unit: str) -> None:
     variant = SynthesizerConfig("random", max_length=8)
     whole = Suggestion.of_heads(variant, LAYERS, 4, {4: 0.01}, {0: 3})
     if unit == "layers":
         whole = Suggestion({0: variant, 1: "dense"}, {"encoder.0": 0.1, "encoder.1": 0.3}, {"encoder.0": 0.1})
+    if unit == "menu":
+        kinds = [variant, SynthesizerConfig("dot_product", window=2)]
+        shapes = dict.fromkeys(LAYERS, HeadShape(12, 4, 3))
+        budget = {"multiply_adds": 0.9, "length": 8}
+        whole = Suggestion.of_heads(kinds, [LAYERS, LAYERS], budget, {4: 0.01}, {0: 3}, shapes)
     text = json.dumps(whole.to_dict())
     refused, broken = 0, None
     for number in range(600):

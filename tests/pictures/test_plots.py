@@ -25,7 +25,9 @@ from hf_synthesizer.plots import (
     plot_transfer,
     save,
 )
+from hf_synthesizer.synthesizers.head_sizes import HeadShape
 from hf_synthesizer.transfer import LayerTransfer, Suggestion, TransferReport
+from hf_synthesizer.transfer.budgets import ResourceBudget
 from tests.helpers.models import build
 from tests.helpers.word_tokenizer import tokenizer
 
@@ -192,6 +194,20 @@ def test_heads_are_drawn_as_a_map_with_the_curve_beside_it() -> None:
     assert len([axis for axis in plot_suggestion(alone).axes if axis.images]) == 1
     with pytest.raises(InvalidConfigError, match="no suggestion of suggest_layers or suggest_heads"):
         plot_suggestion({**HEADS.to_dict(), "heads": [], "budget": 1})
+
+
+def test_each_kind_of_heads_has_a_colour() -> None:
+    kinds = [SynthesizerConfig("relative"), SynthesizerConfig("dot_product", window=3)]
+    shapes = {0: HeadShape(16, 8), 1: HeadShape(16, 8)}
+    curve = {2: 0.1, 3: 0.2, ResourceBudget("multiply_adds", 0.5, 64): 0.3}
+    costs = [{0: [0.1, 0.2], 1: [0.3, 0.4]}, {0: [0.2, 0.1], 1: [0.4, 0.5]}]
+    menu = Suggestion.of_heads(kinds, costs, 3, curve, shapes=shapes)
+    heads, changes, *_ = plot_suggestion(menu.to_dict()).axes
+    assert [line.get_label() for line in heads.lines] == ["relative", "dot_product (window=3)"]
+    assert [sorted(zip(*line.get_data(), strict=True)) for line in heads.lines] == [[(0, 0), (0, 1)], [(1, 0)]]
+    assert len({line.get_color() for line in heads.lines}) == 2
+    assert [list(line.get_data()[0]) for line in changes.lines] == [[0.5, 0.75], [0.5]]
+    assert len(changes.get_legend().get_texts()) == 2
 
 
 def test_the_commands_of_plot_write_files(model: Any, stock: Any, tmp_path: Path) -> None:

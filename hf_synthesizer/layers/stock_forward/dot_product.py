@@ -19,6 +19,7 @@ class StockDotProduct(Synthesizer):
     It returns a placeholder (`StockLogits`); `filled` puts the dot products in its place.
     """
 
+    variant = "dot_product"
     formula = "the stock layer's own"
     parameter_formula = "2·d²"
     is_stock = True

@@ -7,6 +7,7 @@ from torch import nn
 
 from ..logits.forms import Logits, Sparse
 from ..logits.masks import AttentionMask
+from ..logits.reach import Windowed
 
 
 def reference_attention(
@@ -23,6 +24,9 @@ def attention_weights(logits: Logits, value: torch.Tensor, mask: AttentionMask, 
     The softmax runs in at least float32. A query with no visible key gets weights 0 and output 0. The weights are returned
     after dropout, as in Transformers.
     """
+    if isinstance(logits, Windowed):
+        mask = logits.restricted(mask, value.device)
+        logits = logits.logits
     if isinstance(logits, Sparse):
         logits, mask = logits.with_chosen_keys(mask)
     scores = logits.with_mask(mask).materialize()

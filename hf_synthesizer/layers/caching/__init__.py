@@ -1,7 +1,7 @@
 """What layers keep of earlier tokens, in the caches of Transformers."""
 
 from .dropping import can_drop, drop, drop_first, split_states
-from .kept import Kept, KeptLayer, NewTokens
+from .kept import Kept, KeptLayer, NewTokens, bytes_of
 from .kinds import self_attention_cache
 from .needs import Need, needs_of
 from .step import KeptStep, layer_that_drops
@@ -13,6 +13,7 @@ __all__ = [
     "KeptStep",
     "Need",
     "NewTokens",
+    "bytes_of",
     "can_drop",
     "drop",
     "drop_first",

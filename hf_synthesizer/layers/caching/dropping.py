@@ -120,12 +120,11 @@ def drop(
     starts = [first_kept(need, layer.seen, length, start) for need, start in zip(needs, layer.starts, strict=True)]
     if starts == layer.starts:
         return False
-    if positions.per_row and not readable(positions.query):  # type: ignore[arg-type]
+    device, mask = layer.device, whole_mask()
+    if device.type == "meta":  # only sizes count there
+        positions, mask = Positions(length, layer.seen, layer.seen - length), AttentionMask()
+    elif not all(readable(tensor) for tensor in (positions.query, mask.keep) if tensor is not None):
         return False
-    mask = whole_mask()
-    if mask.keep is not None and not readable(mask.keep):
-        return False
-    device = layer.device
     tokens, visible = numbered_tokens(positions, mask, device), None
     if mask.keep is not None:
         visible = mask.keep.any(2).any(1)
@@ -143,9 +142,12 @@ def drop(
         starts[number] = start if passed and start - layer.starts[number] >= SLACK else layer.starts[number]
     if starts == layer.starts:
         return False
-    first, hidden = (
-        (layer.first, layer.first_hidden) if layer.first is not None else _first_tokens(tokens, visible, sinks)
-    )
+    if layer.first is not None:
+        first, hidden = layer.first, layer.first_hidden
+    elif simple:
+        first, hidden = torch.arange(sinks, device=device).unsqueeze(0), None
+    else:
+        first, hidden = _first_tokens(tokens, visible, sinks)
     first = first.to(device)
     for number, need in enumerate(needs):
         if need.merges and starts[number] > layer.starts[number]:

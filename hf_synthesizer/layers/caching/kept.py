@@ -311,6 +311,14 @@ class KeptLayer(DynamicLayer):
             self.first_hidden = change(self.first_hidden)
 
 
+def bytes_of(layer: Any) -> int:
+    """The bytes that a layer of a cache keeps."""
+    if isinstance(layer, KeptLayer) and layer.holds_parts:
+        return layer.nbytes
+    tensors = (getattr(layer, "keys", None), getattr(layer, "values", None))
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+
 @dataclass(frozen=True)
 class NewTokens:
     """What a layer has computed of new tokens: values (B, G, L, d_v), keys (B, G' ≤ G, L, d_h) and each need's key states."""

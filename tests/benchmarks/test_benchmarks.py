@@ -25,6 +25,7 @@ SCRIPTS = {
     "block.attention": {"stock sdpa", "stock eager", "floor", "random", "dense+salience", "fnet", "linformer"},
     "model.speed": {"stock sdpa", "dense"},
     "model.decode": {"stock sdpa", "dense+salience"},
+    "model.cache_growth": {"stock sdpa", "3/4 in windows of 64", "1/2 in windows of 64 and 1/4 relative"},
     "block.memory": {"stock sdpa", "random"},
     "block.compression": {
         "stock sdpa",

@@ -152,7 +152,7 @@ def drop(
     for number, need in enumerate(needs):
         if need.merges and starts[number] > layer.starts[number]:
             merge(layer, needs, number, heads, starts[number], first, hidden, visible, hidden_states)
-    layer.trim(starts, first, hidden)
+    layer.trim(starts, first, hidden, simple)
     return True
 
 

@@ -83,9 +83,18 @@ class Kept:
     state_parts: list[Part]
     first: torch.Tensor | None
     first_hidden: torch.Tensor | None
+    unpadded: bool
     far: list[Far | None]
     total: int
     device: torch.device
+
+    def for_one_query(self) -> Kept:
+        """The same without the tokens that only `crop` could need: one query at the end sees all that is left."""
+        starts = [
+            self.total - (need.near or 0) if start and not need.merges else start
+            for start, need in zip(self.starts, self.needs, strict=True)
+        ]
+        return replace(self, starts=tuple(starts))
 
     def values(self, number: int, heads: int) -> torch.Tensor:
         """The values (B, h, K, d_v) of each head of a need, for `heads` heads of the layer in all."""
@@ -159,6 +168,8 @@ class KeptLayer(DynamicLayer):
         """The indices (B or 1, S) of the first tokens of each row."""
         self.first_hidden: torch.Tensor | None = None
         """True where a row has no such token, (B or 1, S); None if all rows have all."""
+        self.unpadded = False
+        """Whether the first tokens of all rows are at the indices 0 … S − 1."""
         self.seen = 0
         self.last_length = 0
 
@@ -211,10 +222,10 @@ class KeptLayer(DynamicLayer):
         self.seen += self.last_length
         return self.view(), None
 
-    def trim(self, starts: Sequence[int], first: torch.Tensor, hidden: torch.Tensor | None) -> None:
+    def trim(self, starts: Sequence[int], first: torch.Tensor, hidden: torch.Tensor | None, unpadded: bool) -> None:
         """Drop the tokens before `starts`, by need, but the first ones of each row."""
         if self.first is None:
-            self.first, self.first_hidden = first, hidden
+            self.first, self.first_hidden, self.unpadded = first, hidden, unpadded
         self.starts = list(starts)
 
         def trimmed(parts: list[Part]) -> list[Part]:
@@ -228,7 +239,7 @@ class KeptLayer(DynamicLayer):
         device = self.value_parts[0].tensor.device
         places = [None if index is None else index.to(device) for index in (self.first, self.first_hidden)]
         parts = (self.value_parts, self.key_parts, self.state_parts)
-        return Kept(self.needs, tuple(self.starts), *parts, *places, list(self.far), self.seen, device)
+        return Kept(self.needs, tuple(self.starts), *parts, *places, self.unpadded, list(self.far), self.seen, device)
 
     def get_seq_length(self) -> int:
         return self.seen if self.holds_parts else super().get_seq_length()

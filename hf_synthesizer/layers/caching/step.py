@@ -12,6 +12,7 @@ from ...errors import UnsupportedModelError
 from ...logits.forms import HeadPartition, Logits
 from ...logits.masks import AttentionMask
 from ...logits.positions import Positions, rows_in
+from ...logits.reach import Windowed
 from ...logits.relative import numbered_tokens
 from .kept import Far, Kept, KeptLayer, NewTokens
 from .kinds import self_attention_cache
@@ -91,23 +92,31 @@ class KeptStep:
         """The output (B, H, Lq, d_v), and weights (B, H, Lq, Lk) or None. `positions` and `mask` are those of all tokens."""
         batch = hidden_states.shape[0]
         mask = mask.expanded_to((batch, heads, self.length, self.total))
+        one = self.length == 1 and self.kept.unpadded and mask.keep is None and not positions.per_row
+        kept = self.kept = self.kept.for_one_query() if one else self.kept
         tokens: torch.Tensor | None = None
         outputs, weights = [], []
         for number, need in enumerate(self.needs):
-            value, states = self.kept.values(number, heads), self.kept.states(number)
-            columns = self.kept.columns(number)
+            value, states = kept.values(number, heads), kept.states(number)
+            columns, far = kept.columns(number), kept.far[number]
             if need.synthesizer.max_length:
                 positions.require(need.synthesizer.max_length)
             own, seen = positions, of_heads(mask, need.heads)
             if columns is not None:
-                if tokens is None:
-                    tokens = numbered_tokens(positions, mask, self.device)
-                own = at_columns(positions, columns[0], tokens, need.synthesizer.max_length)
-                seen = mask_of_columns(seen, columns, self.length)
-                far = self.kept.far[number]
+                if one:
+                    own = after_columns(columns[0], self.total)
+                    seen = AttentionMask(bias=None if mask.bias is None else seen.bias[..., columns[0][0]])  # type: ignore[index]
+                else:
+                    if tokens is None:
+                        tokens = numbered_tokens(positions, mask, self.device)
+                    own = at_columns(positions, columns[0], tokens)
+                    seen = mask_of_columns(seen, columns, self.length)
+                own.required = need.synthesizer.max_length
                 if far is not None:
                     value, states, own, seen = with_far(far, value, states, own, seen, need.near or 1)
             logits = need.synthesizer(hidden_states, states, own)
+            if one and columns is not None and isinstance(logits, Windowed):
+                logits = logits.logits  # nothing else is left
             if fill is not None:
                 logits = fill(logits, number)
             output, own_weights = attend(logits, value, seen, dropout=dropout, need_weights=need_weights)
@@ -124,12 +133,17 @@ class KeptStep:
         return partition.join(outputs), joined
 
 
-def at_columns(positions: Positions, index: torch.Tensor, tokens: torch.Tensor, max_length: int) -> Positions:
+def after_columns(index: torch.Tensor, total: int) -> Positions:
+    """The positions of a query that is the last of `total` tokens, and of the keys at the indices (1, K), without padding."""
+    return Positions(1, index.shape[-1], total - 1, index[:, -1:], index, tokens=index)
+
+
+def at_columns(positions: Positions, index: torch.Tensor, tokens: torch.Tensor) -> Positions:
     """The positions of all queries, and of the keys at the indices (B or 1, K)."""
     query, key = positions.numbers(index.device)
     key, tokens = gathered(key, index), gathered(tokens, index)
     rows = rows_in(query, key)
-    kept = Positions(
+    return Positions(
         positions.query_length,
         index.shape[-1],
         positions.start,
@@ -138,8 +152,6 @@ def at_columns(positions: Positions, index: torch.Tensor, tokens: torch.Tensor, 
         windowed=positions.windowed,
         tokens=tokens,
     )
-    kept.required = max_length  # of all tokens
-    return kept
 
 
 def gathered(numbers: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -210,26 +222,16 @@ def with_far(
     )
     placed.required = positions.required
     merged = far.log.to(device)[:, :, None, None]  # (B, h, 1, 1)
-    exists = merged > float("-inf")
-    others = positions.key_length if mask.bias is None else mask.bias.shape[-1]
+    others = positions.key_length
+    if mask.bias is None and mask.keep is None:
+        bias = torch.cat([merged, merged.new_zeros(1, 1, 1, 1).expand(*merged.shape[:3], others)], dim=-1)
+        return value, states, placed, AttentionMask(None, bias)
+    exists = merged > float("-inf")  # a row may have had padding alone
     beside = merged.new_zeros(1, 1, 1, others) if mask.bias is None else mask.bias.to(merged.dtype)
-    rows, of_all, queries = rows_in(merged, beside), max(heads, beside.shape[1]), beside.shape[2]
-    bias = torch.cat(
-        [
-            merged.masked_fill(~exists, 0.0).expand(rows, of_all, queries, -1),
-            beside.expand(rows, of_all, -1, -1),
-        ],
-        dim=-1,
-    )
-    keep = mask.keep
-    if keep is None:
-        keep = exists.new_ones(1, 1, 1, positions.key_length)
-    rows = rows_in(exists, keep)
-    keep = torch.cat(
-        [
-            exists.expand(rows, heads, keep.shape[2], -1),
-            keep.expand(rows, heads, -1, -1),
-        ],
-        dim=-1,
-    )
-    return value, states, placed, AttentionMask(keep, bias)
+    keep = exists.new_ones(1, 1, 1, others) if mask.keep is None else mask.keep
+
+    def joined(front: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+        rows = rows_in(front, rest)
+        return torch.cat([front.expand(rows, -1, rest.shape[2], -1), rest.expand(rows, heads, -1, -1)], dim=-1)
+
+    return value, states, placed, AttentionMask(joined(exists, keep), joined(merged.masked_fill(~exists, 0.0), beside))

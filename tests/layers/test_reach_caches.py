@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -66,6 +67,15 @@ def patched(head: str, name: str) -> Any:
     return model
 
 
+def in_turn(others: Sequence[str], heads: Sequence[str] = MODELS) -> list[tuple[str, str, str]]:
+    """Each plan with each model, and `others` in turn."""
+    return [
+        (head, name, others[(row + column) % len(others)])
+        for row, head in enumerate(heads)
+        for column, name in enumerate(PLANS)
+    ]
+
+
 @pytest.fixture
 def little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are dropped early and often, so that short sequences show it."""
@@ -84,9 +94,7 @@ def given(head: str, ids: torch.Tensor) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("little_slack")
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("head", MODELS)
+@pytest.mark.parametrize("head, name, backend", in_turn(["sdpa", "eager", "sdpa"]))
 def test_chunks_and_steps_equal_one_pass(head: str, name: str, backend: str) -> None:
     model, ids = patched(head, name), torch.randint(2, 64, (2, 45))
     model.set_attn_implementation(backend)
@@ -114,20 +122,20 @@ def test_chunks_and_steps_equal_one_pass(head: str, name: str, backend: str) -> 
 
 
 @pytest.mark.usefixtures("little_slack")
-@pytest.mark.parametrize("strategy", [*STRATEGIES, "assisted", "lookup"])
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("head", MODELS)
-def test_generation_equals_that_without_a_cache(head: str, name: str, strategy: str) -> None:
+@pytest.mark.parametrize("head, name, strategy", in_turn([*STRATEGIES, "assisted", "lookup"]))
+def test_generation_equals_that_without_a_cache(
+    head: str, name: str, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = patched(head, name)
     ids = read_by_encoder(head, 1, 20).get("input_ids", torch.randint(2, 64, (1, 20)))
     if strategy == "assisted":
         assistant = patched(head, "window")
         settings = {"do_sample": False, "assistant_model": assistant}
-        assistant.generation_config.num_assistant_tokens = 3
-        assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        monkeypatch.setattr(dropping, "ROLLBACK", 24)  # an assistant drafts 20 tokens, and more after a success
+        monkeypatch.setattr(kept, "ROLLBACK", 24)
     else:
         settings = STRATEGIES.get(strategy, {"do_sample": False, "prompt_lookup_num_tokens": 3})
-    length = {"max_new_tokens": 40, "min_new_tokens": 40, "pad_token_id": 0}
+    length = {"max_new_tokens": 36, "min_new_tokens": 36, "pad_token_id": 0}
 
     def made(**more: Any) -> torch.Tensor:
         torch.manual_seed(1)
@@ -135,14 +143,14 @@ def test_generation_equals_that_without_a_cache(head: str, name: str, strategy: 
 
     expected = made(use_cache=False, **(STRATEGIES.get(strategy, {"do_sample": False})))
     assert torch.equal(made(**settings), expected)
-    if strategy in STRATEGIES:
+    if strategy == "greedy":
         assert torch.equal(made(cache_implementation="static", **settings), expected)
 
 
 @pytest.mark.usefixtures("little_slack")
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("head", ["LlamaForCausalLM", "GPT2LMHeadModel"])
-def test_rows_padded_on_the_left(head: str, name: str) -> None:
+def test_rows_padded_on_the_left(name: str) -> None:
+    head = ("LlamaForCausalLM", "GPT2LMHeadModel")[PLANS.index(name) % 2]
     model, ids, keep = patched(head, name), torch.randint(2, 64, (3, 12)), mask(3, 12, "left")
     keep[1, :5] = 0
     settings = {"do_sample": False, "max_new_tokens": 30, "min_new_tokens": 30, "pad_token_id": 0}
@@ -172,8 +180,8 @@ def test_prompts_in_chunks_and_caches_of_users(name: str) -> None:
 
 @pytest.mark.usefixtures("little_slack")
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("head", ["LlamaForCausalLM", "BertLMHeadModel"])
-def test_a_cache_is_cropped_saved_offloaded_reset_and_continued(head: str, name: str) -> None:
+def test_a_cache_is_cropped_saved_offloaded_reset_and_continued(name: str) -> None:
+    head = ("BertLMHeadModel", "LlamaForCausalLM")[PLANS.index(name) % 2]
     model, ids = patched(head, name), torch.randint(2, 64, (2, 40))
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits
@@ -209,6 +217,7 @@ def test_a_cache_is_cropped_saved_offloaded_reset_and_continued(head: str, name:
 
 
 @pytest.mark.usefixtures("little_slack")
+@torch.no_grad()
 def test_a_cache_that_dropped_tokens_is_refused_by_layers_that_need_them() -> None:
     model, ids = patched("LlamaForCausalLM", "window"), torch.randint(2, 64, (2, 30))
     cache = model(input_ids=ids, use_cache=True).past_key_values

@@ -171,7 +171,6 @@ class KeptLayer(DynamicLayer):
         self.unpadded = False
         """Whether the first tokens of all rows are at the indices 0 … S − 1."""
         self.seen = 0
-        self.last_length = 0
 
     def hold(
         self,
@@ -218,8 +217,7 @@ class KeptLayer(DynamicLayer):
         if new.key is not None:
             self.key_parts = [part.extended(new.key) for part in self.key_parts]
         self.state_parts = [part.extended(new.states[part.owners[0]]) for part in self.state_parts]  # type: ignore[arg-type]
-        self.last_length = new.value.shape[2]
-        self.seen += self.last_length
+        self.seen += new.value.shape[2]
         return self.view(), None
 
     def trim(self, starts: Sequence[int], first: torch.Tensor, hidden: torch.Tensor | None, unpadded: bool) -> None:
@@ -237,9 +235,20 @@ class KeptLayer(DynamicLayer):
     def view(self) -> Kept:
         """What is kept now. Tensors may be offloaded after this."""
         device = self.value_parts[0].tensor.device
-        places = [None if index is None else index.to(device) for index in (self.first, self.first_hidden)]
-        parts = (self.value_parts, self.key_parts, self.state_parts)
-        return Kept(self.needs, tuple(self.starts), *parts, *places, self.unpadded, list(self.far), self.seen, device)
+        first, hidden = (None if index is None else index.to(device) for index in (self.first, self.first_hidden))
+        return Kept(
+            self.needs,
+            tuple(self.starts),
+            self.value_parts,
+            self.key_parts,
+            self.state_parts,
+            first,
+            hidden,
+            self.unpadded,
+            list(self.far),
+            self.seen,
+            device,
+        )
 
     def get_seq_length(self) -> int:
         return self.seen if self.holds_parts else super().get_seq_length()

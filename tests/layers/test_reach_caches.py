@@ -15,7 +15,8 @@ import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_synthesizer import SynthesizerConfig, UnsupportedModelError, patch_model
-from hf_synthesizer.layers.caching import KeptLayer, dropping, kept
+from hf_synthesizer.layers.caching import KeptLayer, bytes_of, dropping, kept
+from hf_synthesizer.measuring.costs import cost_report
 from tests.helpers.models import build, mask, read_by_encoder
 from tests.layers.test_decoding import STRATEGIES, generate
 from tests.synthesizers.test_laws import randomize_synthesizers
@@ -242,6 +243,19 @@ def test_weights_of_a_window_are_those_of_all_tokens() -> None:
         step = model(input_ids=ids[:, 28:], past_key_values=cache, output_attentions=True).attentions
     for expected, found in zip(whole, step, strict=True):
         torch.testing.assert_close(found, expected[:, :, 28:], rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["groups", "distances beside windows"])
+def test_a_report_of_costs_counts_what_is_kept(name: str, backend: str) -> None:
+    model = patched("LlamaForCausalLM", name)
+    model.set_attn_implementation(backend)
+    costs = cost_report(model, [100, LENGTH]).costs
+    for cost in costs:
+        cache = model(torch.randint(2, 64, (1, cost.length)), use_cache=True).past_key_values
+        assert cost.cache_bytes == sum(map(bytes_of, cache.layers))
+    assert costs[1].cache_bytes < 0.8 * costs[1].stock_cache_bytes
 
 
 @pytest.mark.parametrize("name", ["window", "distances beside windows"])

@@ -105,10 +105,12 @@ def attend(
         simplified = mask if need_weights or traced() else mask.simplified()  # once for all groups
         return grouped.grouped_attention(logits, value, simplified, attend, dropout=dropout, need_weights=need_weights)
     if isinstance(logits, Windowed):
-        mask = logits.restricted(mask if traced() else mask.simplified(), value.device)
+        mask = logits.restricted(mask if need_weights or traced() else mask.simplified(), value.device)
         logits = logits.logits
     if need_weights:
         return reference.reference_attention(logits, value, mask, dropout)
+    if value.is_meta:  # routes read numbers, and there are none
+        return reference.reference_attention(logits, value, mask, dropout)[0], None
     simplified = mask if traced() else mask.simplified()
     if isinstance(logits, Sparse):
         causal = logits.require_direction(mask)

@@ -138,7 +138,7 @@ class AttentionMask:
 
         Reads the tensor once for each mask (in inference mode, once for each layer). Not for compiled graphs.
         """
-        if self.keep is None or self.keep.shape[-2] == 1 or self.causal_offset is not None:
+        if self.keep is None or self.keep.shape[-2] == 1 or self.causal_offset is not None or self.keep.is_meta:
             return self
         keys = self.keep[..., -1:, :]  # the last query sees the most keys
         if self.keep.stride(-2) == 0 and not on_processor(self.keep.device) and self.keep.is_inference():

@@ -54,6 +54,9 @@ class Positions:
 
     Otherwise `query` (B, Lq) and `key` (B, Lk) hold each position, and tables are gathered for each row. `source` is the tensor
     that holds the queries' positions; it is the same for all layers.
+
+    If the keys are some of a row's tokens (a cache has dropped others), `tokens` (B or 1, Lk) numbers them from the row's first
+    visible token.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Positions:
         key: torch.Tensor | None = None,
         source: torch.Tensor | None = None,
         windowed: bool = False,
+        tokens: torch.Tensor | None = None,
     ):
         self.query_length = query_length
         self.key_length = key_length
@@ -73,6 +77,7 @@ class Positions:
         self.key = key
         self.source = query if source is None else source
         self.windowed = windowed
+        self.tokens = tokens
         self.required: int | None = None
         """A `max_length` for which these positions have passed `require`."""
 

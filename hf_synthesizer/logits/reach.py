@@ -8,7 +8,7 @@ import torch
 
 from .forms import Logits
 from .masks import AttentionMask
-from .positions import Positions
+from .positions import Positions, rows_in
 from .relative import counts_indices, numbered_tokens
 
 
@@ -46,8 +46,20 @@ class Windowed(Logits):
         """`mask`, and nothing beyond the reach of these heads."""
         tokens, positions = numbered_tokens(self.positions, mask, device), self.positions
         if positions.per_row and counts_indices(positions, mask):  # then the routes can skip distant keys
+            tokens = _from_indices(tokens, mask)
             positions = Positions(positions.query_length, positions.key_length, positions.start)
         return mask.within(Reach(self.window, self.sinks, positions, tokens))
 
     def materialize(self) -> torch.Tensor:
         raise TypeError("Windowed logits need a mask: attend takes them apart with `restricted`.")
+
+
+def _from_indices(tokens: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+    """The numbers of visible tokens, and those of hidden ones counted on from them: position_ids of padding may be anything."""
+    index = torch.arange(tokens.shape[-1], device=tokens.device)
+    last = index[-1:].unsqueeze(0)
+    if mask.keep is not None:
+        last = torch.where(mask.keep.any(2).any(1), index, 0).amax(-1, keepdim=True)  # (B or 1, 1)
+    rows = rows_in(tokens, last)
+    last = last.expand(rows, -1)
+    return index + tokens.expand(rows, -1).gather(-1, last) - last

@@ -90,6 +90,8 @@ def counts_indices(positions: Positions, mask: AttentionMask) -> bool:
     It is not if tokens between visible ones are hidden and position_ids do not count them. False if this cannot be
     read here.
     """
+    if positions.tokens is not None:
+        return False
     if not positions.per_row or positions.source is None:  # without a source, positions are from left padding
         return True
     if not readable(positions.source) or (mask.keep is not None and not readable(mask.keep)):
@@ -118,6 +120,8 @@ def numbered_tokens(positions: Positions, mask: AttentionMask, device: torch.dev
 
     Known positions number the tokens already. Otherwise the first key that any query sees is the first token.
     """
+    if positions.tokens is not None:
+        return positions.tokens
     _, key = positions.numbers(device)
     if positions.per_row or mask.keep is None or positions.windowed:
         return key

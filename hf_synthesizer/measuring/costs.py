@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import SequenceTooLongError
+from ..layers.caching import bytes_of, self_attention_cache
 from ..layers.lengths import max_length_of, position_limit
 from ..layers.patch_report import PatchReport, patch_report
 from ..layers.patched import is_patched, synthesized_layers
@@ -128,19 +129,19 @@ def _layers_with_chosen_keys(model: PreTrainedModel) -> tuple[str, ...]:
 
 def _without_weights(cls: Any, config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        config = copy.deepcopy(config)
-        config._attn_implementation = "eager"
         return cls(config).to(config.dtype or torch.get_default_dtype()).eval()
 
 
 @torch.no_grad()
 def _measure(model: PreTrainedModel, length: int) -> tuple[int, int]:
-    """The operations of one sequence, and the bytes of its cache."""
+    """The operations of one sequence, and the bytes of its cache, under the model's own backend."""
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
     inputs = {"input_ids": tokens, "attention_mask": None}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = tokens
-    cache = model(**inputs).get("past_key_values")
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
-    tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
-    return count_flops(model, **inputs), sum(tensor.nbytes for tensor in tensors)
+    backend = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    flops = count_flops(model, **inputs)
+    model.set_attn_implementation(backend)  # weights under eager need all tokens, so that a cache drops fewer
+    cache = self_attention_cache(model(**inputs).get("past_key_values"))
+    return flops, sum(bytes_of(layer) for layer in getattr(cache, "layers", []))

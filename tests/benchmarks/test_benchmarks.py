@@ -26,6 +26,7 @@ SCRIPTS = {
     "block.attention": {"stock sdpa", "stock eager", "floor", "random", "dense+salience", "fnet", "linformer"},
     "model.speed": {"stock sdpa", "dense"},
     "model.decode": {"stock sdpa", "dense+salience"},
+    "model.cache_growth": {"stock sdpa", "3/4 in windows of 64", "1/2 in windows of 64 and 1/4 relative"},
     "block.memory": {"stock sdpa", "random"},
     "block.long_sequences": {"relative", "dot_product (window 128)", "random"},
     "block.compression": {

@@ -10,6 +10,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, QuantizedLayer, StaticLayer
 
 from ...errors import UnsupportedModelError
+from .kept import KeptLayer
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ def _width_of_groups(layer_cache: Any, keys: torch.Tensor, value: torch.Tensor) 
 
 KINDS = (
     CacheKind(QuantizedLayer, _width_of_groups, with_subclasses=True),
+    CacheKind(KeptLayer, _width_of_kept_keys, with_subclasses=True),
     CacheKind(DynamicLayer, _width_of_kept_keys),
     CacheKind(StaticLayer, _width_of_kept_keys),
 )

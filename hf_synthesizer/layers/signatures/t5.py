@@ -49,19 +49,16 @@ class T5Layer(SynthesizerMixin):
         is_causal = kwargs.pop("is_causal", None)
         self.require_backend(mask, **kwargs)
         length = hidden_states.shape[1]
-        key_states, value, past_length = self.update_cache(
-            hidden_states, self.project_values(hidden_states), past_key_values
-        )
-        key_length = value.shape[-2]
-        positions = self.positions(None, mask, length, key_length, past_length)
+        tokens = self.update_cache(hidden_states, past_key_values)
+        key_length = tokens.length
+        positions = self.positions(None, mask, length, key_length, tokens.before)
         if position_bias is None:
             # Layers share the bias: the first one computes it and passes it on, patched or not.
             if self.has_relative_attention_bias:
                 position_bias = self.compute_bias(  # type: ignore[operator]
-                    length, key_length, device=value.device, past_seen_tokens=past_length
+                    length, key_length, device=hidden_states.device, past_seen_tokens=tokens.before
                 )
             else:
-                position_bias = value.new_zeros(1, self.dimensions[1], length, key_length)
-        logits = self.synthesizer(hidden_states, key_states, positions)
-        output, weights = self.attend(logits, value, mask, positions, position_bias, is_causal)
+                position_bias = hidden_states.new_zeros(1, self.dimensions[1], length, key_length, dtype=tokens.dtype)
+        output, weights = self.attend_to_tokens(tokens, hidden_states, mask, positions, position_bias, is_causal)
         return self.project_output(output, hidden_states), position_bias, weights

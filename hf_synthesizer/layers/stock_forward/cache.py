@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache
 
-from ..caching import grouped, store, ungrouped
+from ..caching import KeptLayer, KeptStep, NewTokens, grouped, layer_that_drops, split_states, store, ungrouped
 
 if TYPE_CHECKING:
     from .call import StockForwardCall
@@ -47,10 +47,38 @@ class KeySideCache(Cache):
         If only some heads compare tokens, the cache keeps their keys and the key states side by side for each token, and
         the stock forward gets these keys back, (B, G' ≤ G, L, d_h).
         """
-        key, value, kept = key_states, value_states, self.layer.kept_keys
+        layer = layer_that_drops(self.cache, layer_idx)
+        if layer is None:
+            returned = self.update_all(key_states, value_states, layer_idx, *args, **kwargs)
+        else:
+            returned = self.update_some(key_states, value_states, layer_idx, layer)
+        self.call.returned = returned
+        return returned
+
+    def update_some(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, layer: KeptLayer
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`update` of a cache that has dropped tokens. The stock forward gets placeholders of all tokens, without memory."""
+        call, kept = self.call, self.layer.kept_keys
+        own = key if kept is None or key.shape[1] == len(kept) else key[:, kept]
+        states = split_states(self.layer.synthesizer, call.key_states)
+        new = NewTokens(self.layer.all_values(value, call.hidden_states), own, states)
+        call.step = KeptStep(self.cache, layer_idx, layer, call.needs, new)
+        key, value = (
+            tensor.new_zeros(*tensor.shape[:2], 1, 1).expand(-1, -1, call.step.total, tensor.shape[-1])
+            for tensor in (key, value)
+        )
+        return key, value
+
+    def update_all(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`update` of a cache that keeps all tokens."""
+        kept, states = self.layer.kept_keys, self.call.key_states
         if kept is not None:
             return self.update_kept(key, value, kept, layer_idx, *args, **kwargs)
-        states = cast(torch.Tensor, self.call.key_states)
+        if states is None:
+            return store(self.cache, layer_idx, key, value, *args, **kwargs)
         width, heads, per_head = key.shape[-1], states.shape[1], states.shape[-1]
         beside = grouped(states, key.shape[1]).to(key.dtype)
         key, value = store(self.cache, layer_idx, torch.cat([key, beside], dim=-1), value, *args, **kwargs)

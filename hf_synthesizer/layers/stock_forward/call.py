@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from ..caching import KeptStep, Need
 
 if TYPE_CHECKING:
     from .layer import StockForwardLayer
@@ -26,6 +28,9 @@ class StockForwardCall:
         key_states: what the logits need from the tokens of all keys, cached ones included once the cache is updated.
         start: the number of tokens before these.
         cache: of a decoder.
+        needs: what the groups of heads need of the cache; empty if it keeps all tokens.
+        returned: keys and values that the cache has returned to the stock forward.
+        step: what the cache keeps, if it has dropped tokens. Then `returned` are placeholders.
         answered: whether the stock forward has called our attention function.
     """
 
@@ -35,6 +40,9 @@ class StockForwardCall:
     key_states: torch.Tensor | None
     start: int | torch.Tensor = 0
     cache: Any = None
+    needs: list[Need] = field(default_factory=list)
+    returned: tuple[torch.Tensor, torch.Tensor] | None = None
+    step: KeptStep | None = None
     answered: bool = False
 
     def first(self, names: tuple[str, ...]) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from ...device.matmul import linear
 from ...logits.forms import HeadPartition
 from ...synthesizers import HeadGroups
 from ...synthesizers.stock_weights import rows_of
+from ..caching import Need
 from ..finding.layer_classes import takes_fewer_heads
 from ..finding.projections import fused_rows, head_rows, value_heads
 from ..mixin import SynthesizerMixin
@@ -55,6 +57,15 @@ class ComparedHeads(SynthesizerMixin):
         projection = cast(nn.ModuleDict, self._modules["stock"])[self.projection_names.value]
         others = linear(projection, hidden_states).unflatten(-1, (len(partition.groups[1]), -1))
         return partition.join([value, others.transpose(1, 2)])
+
+    def keys_of_needs(self, needs: Sequence[Need], key: torch.Tensor, shared: int) -> dict[str, Any]:
+        """For each need the keys that it compares, and the numbers of all `key` (B, G', L, d_h): arguments of `drop_first`."""
+        compared = [
+            [head for part in need.synthesizer.modules() if isinstance(part, StockDotProduct) for head in part.heads]
+            for need in needs
+        ]
+        key_heads = [tuple(dict.fromkeys(head // shared for head in heads)) for heads in compared]
+        return {"key_heads": key_heads, "all_keys": self.kept_keys or range(key.shape[1])}
 
     @property
     def compared(self) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -19,11 +20,19 @@ from ...errors import UnsupportedModelError
 from ...logits.forms import Logits
 from ...synthesizers import DotProductSynthesizer, HeadGroups, MixtureSynthesizer, Synthesizer
 from ...synthesizers.config import LayerConfig
-from ..caching import dropped_tokens, past_length, self_attention_cache, tokens_before
+from ..caching import dropped_tokens, needs_of, past_length, self_attention_cache, tokens_before
 from ..finding.layer_classes import is_understood
-from ..finding.projections import any_projection_names, find_projection_names, head_dim, in_features, query_heads
+from ..finding.projections import (
+    any_projection_names,
+    find_projection_names,
+    has_window,
+    head_dim,
+    in_features,
+    query_heads,
+    value_heads,
+)
 from ..finding.stock_code import asks_for_backend, uses_attention_interface
-from ..forward import has_position_ids
+from ..forward import CachedTokens, has_position_ids
 from ..refusals import unsupported
 from .cache import KeySideCache
 from .call import NAME, StockForwardCall, StockForwardConfig
@@ -79,7 +88,8 @@ class StockForwardLayer(ComparedHeads):
                 f"{self.stock_class.__name__} makes its dot products without Transformers' attention interface, so that none "
                 f"can be had from it for a mixture. Leave dot_product out, or register a layer class that serves_dot_product."
             )
-        if not is_understood(self) and asks_for_backend(self.stock_class):
+        understood = is_understood(self)
+        if not understood and asks_for_backend(self.stock_class):
             raise unsupported(
                 self.stock_class,
                 "does more by the name of the attention backend than ask for its function, such as choosing keys by their "
@@ -97,6 +107,8 @@ class StockForwardLayer(ComparedHeads):
         device, dtype = self.device_and_dtype(cast(nn.Module, self._modules[self.guard_name]), example)
         self.synthesizer = self.build(config, device, dtype)
         other_values = self.keep_compared_heads()
+        # No bool, because `equals_stock` remembers its answers by a layer's switches.
+        self.__dict__["_passes_keys_on"] = (understood,)
         moved = {self.guard_name: cast(nn.Module, self._modules.pop(self.guard_name))}
         self._modules["stock"] = nn.ModuleDict({**moved, **other_values})
         self.place_guard(config, device)
@@ -136,7 +148,10 @@ class StockForwardLayer(ComparedHeads):
         cache = call.first(CACHES)
         if cache is not None:
             call.cache, call.start = cache, past_length(cache, self.layer_idx)
-            if call.key_states is not None or self.kept_keys is not None:
+            if self.__dict__["_passes_keys_on"] == (True,):
+                call.needs = needs_of(self.synthesizer, self.backend != "eager" and not has_window(self))
+            drops = any(need.near is not None for need in call.needs)
+            if call.key_states is not None or self.kept_keys is not None or drops:
                 wide = KeySideCache(self_attention_cache(cache), self, call)
                 args = tuple(wide if value is cache else value for value in args)
                 kwargs = {name: wide if value is cache else value for name, value in kwargs.items()}
@@ -194,26 +209,55 @@ class StockForwardLayer(ComparedHeads):
         require_unchanged_mask(call, mask)
         require_bias_of_positions(call, position_bias)
         call.answered = True
+        unchanged = call.returned is not None and key is call.returned[0] and value is call.returned[1]
         heads, length = self.dimensions[1], query.shape[2]
         value = self.all_values(value, call.hidden_states)
-        shared = heads // value.shape[1]
+        shared = heads // value_heads(self) if call.step is not None else heads // value.shape[1]
         all_queries, all_keys = query.shape[1] == heads, key.shape[1] == value.shape[1]
-        if shared > 1:
-            value = value.repeat_interleave(shared, dim=1)
-
-        def dot_products(wanted: Sequence[int]) -> Logits:
-            queries = wanted if all_queries else [self.compared.index(head) for head in wanted]
-            keys = [head // shared for head in wanted]
-            keys = keys if all_keys else [cast(list, self.kept_keys).index(group) for group in keys]
-            return dot_product(of_heads(query, queries), of_heads(key, keys), scaling, softcap)
-
         position_ids, key_length = call.arguments.get("position_ids"), value.shape[-2]
         start = tokens_before(call.start, length, key_length, has_position_ids(position_ids, length))
         dropped = dropped_tokens(call.cache, self.layer_idx, key_length)
         positions = self.positions(position_ids, mask, length, key_length, start, dropped)
-        logits = filled(self.synthesizer(call.hidden_states, call.key_states, positions), dot_products)
-        output, weights = self.attend(logits, value, mask, positions, position_bias, is_causal, dropout)
-        return output.unflatten(-1, (heads, -1)), weights
+        all_tokens = CachedTokens(
+            call.cache, call.needs, start, key_length, dropped, call.key_states, value, call.step
+        )
+
+        def query_of(wanted: Sequence[int]) -> torch.Tensor:
+            return of_heads(query, wanted if all_queries else [self.compared.index(head) for head in wanted])
+
+        def dot_products(wanted: Sequence[int], number: int | None = None) -> Logits:
+            groups = [head // shared for head in wanted]
+            if call.step is not None and number is not None:
+                keys = call.step.kept.keys(number, groups)
+            else:
+                keys = of_heads(key, groups if all_keys else [cast(list, self.kept_keys).index(one) for one in groups])
+            return dot_product(query_of(wanted), keys, scaling, softcap)
+
+        if call.step is not None:
+            if not unchanged:
+                raise unsupported(
+                    self.stock_class,
+                    "changes keys or values between its cache and its attention function, and the cache has dropped tokens",
+                )
+            output, weights = call.step.attend(
+                call.hidden_states,
+                positions,
+                self.whole_mask(mask, positions, position_bias, is_causal),
+                dropout,
+                self.backend == "eager",
+                heads,
+                lambda logits, number: filled(logits, partial(dot_products, number=number)),
+            )
+            output = output.transpose(1, 2)
+        else:
+            logits = filled(self.synthesizer(call.hidden_states, call.key_states, positions), dot_products)
+            output, weights = self.attend(logits, value, mask, positions, position_bias, is_causal, dropout)
+            output = output.unflatten(-1, (heads, -1))
+        if unchanged and any(need.near is not None for need in call.needs):
+            compared = {"key": key, **self.keys_of_needs(call.needs, key, shared)} if call.step is None else {}
+            place = (all_tokens, call.hidden_states, mask, positions, position_bias, is_causal)
+            self.drop_tokens(*place, **compared)
+        return output, weights
 
 
 def attention(

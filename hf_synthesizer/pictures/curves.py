@@ -20,7 +20,7 @@ from ..transfer.head_menu import describe_kind
 from .figures import COLOURS, QUIET, STOCK, draw_map, labelled_rows
 
 LOSSES = ("loss", "eval_loss", "train_loss")
-SPEEDS = ("_runtime", "_per_second", "_time", "_samples")
+SPEEDS = ("runtime", "per_second", "time", "samples")
 """Endings of entries that are no scores."""
 HEAD = 0.3
 """Inches of a head in a map of heads."""

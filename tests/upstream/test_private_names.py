@@ -30,6 +30,7 @@ ALLOWED = {
     "_keys_to_ignore_on_load_missing": "Transformers documents it for authors of models",
     "_attn_implementation": "Transformers documents it for authors of models",
     "_fields": "Python documents it for named tuples",
+    "_replace": "Python documents it for named tuples",
     "_fields_": "Python documents it for ctypes",
 }
 OUR_KEYS = {

@@ -38,6 +38,7 @@ OUR_KEYS = {
     "_compared",
     "_dimensions",
     "_kept_keys",
+    "_passes_keys_on",
     "_place_at_patch",
     "_stock_logit_parameters",
     "_values",

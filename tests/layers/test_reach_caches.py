@@ -271,3 +271,24 @@ def test_a_long_text_needs_no_more_than_a_short_one(name: str) -> None:
     assert max(sizes) <= (kept.ROLLBACK + kept.SLACK + 5 + 3) * of_token
     whole = model(input_ids=out.sequences, use_cache=False).logits[0, 19:-1].argmax(-1)
     assert (out.sequences[0, 20:] == whole).float().mean() > 0.99
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("little_slack")
+@pytest.mark.parametrize("head, name, counted", in_turn(["visible", "all"], ["LlamaForCausalLM", "BertLMHeadModel"]))
+def test_hidden_tokens_between_visible_ones(head: str, name: str, counted: str) -> None:
+    """position_ids may count them or not: a window reaches over them, or does not."""
+    model, ids = patched(head, name), torch.randint(2, 64, (3, 45))
+    keep = torch.ones(3, 45, dtype=torch.long)
+    keep[0, 0] = keep[1, :7] = keep[2, :2] = keep[2, 10:19] = 0
+    places = (keep.cumsum(-1) - 1).clamp(min=0) if counted == "visible" else torch.arange(45).expand(3, -1)
+    whole = model(input_ids=ids, attention_mask=keep, position_ids=places, use_cache=False).logits
+    cache, begin = DynamicCache(), 0
+    for length in (24, 1, 1, 1, 5, *[1] * 13):
+        end = begin + length
+        now = {"input_ids": ids[:, begin:end], "position_ids": places[:, begin:end]}
+        found = model(**now, attention_mask=keep[:, :end], past_key_values=cache).logits
+        shown = keep[:, begin:end].bool()
+        torch.testing.assert_close(found[shown], whole[:, begin:end][shown], rtol=1e-4, atol=3e-5)
+        begin = end
+    assert all(isinstance(layer, KeptLayer) for layer in cache.layers)

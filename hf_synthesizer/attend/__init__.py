@@ -109,7 +109,7 @@ def attend(
         logits = logits.logits
     if need_weights:
         return reference.reference_attention(logits, value, mask, dropout)
-    if value.is_meta:  # routes read numbers, and there are none
+    if value.is_meta and mask.reach is not None:  # the first tokens of rows are read, and there are none
         return reference.reference_attention(logits, value, mask, dropout)[0], None
     simplified = mask if traced() else mask.simplified()
     if isinstance(logits, Sparse):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...choices import Buckets, Clusters, FixedBlocks, Strides
+from ...choices.patterns import Pattern
 from ...device.autocast import without_autocast
 from ...device.tracing import traced
 from ...logits.forms import Sparse
@@ -40,6 +41,7 @@ def serves(logits: Sparse, value: torch.Tensor, mask: AttentionMask) -> bool:
     return (
         type(logits.choice) in ROWS_ATTENTION
         and not traced()
+        and (isinstance(logits.choice, Pattern) or not value.is_meta)  # other choices read the sizes of groups
         and logits.query_length == value.shape[-2] > 1
         and isinstance(logits.start, int)
         and logits.start == 0

@@ -12,7 +12,7 @@ from .statistics import MeanStates, Statistic, TeacherCall, TeacherLayer
 
 
 class DistanceSums(NamedTuple):
-    """Attention weights of pairs, summed. The first tokens of a row are apart.
+    """Attention weights of pairs, summed.
 
     `sums` (H, 2·D + 1) and `counts` (2·D + 1) are over the pairs (i, j) of each distance clip(j − i, −D, D). `sinks`
     (H, s) are over the queries that see each of the first tokens.
@@ -29,10 +29,9 @@ class DistanceSums(NamedTuple):
         total = torch.einsum("bhij,bij->hij", weights.float(), pairs.float()).double().cpu()
         index = torch.arange(length)
         column = (index - index[:, None]).clamp(-max_distance, max_distance) + max_distance
-        rest = column[:, sinks:].flatten()
         columns = 2 * max_distance + 1
-        sums = total.new_zeros(len(total), columns).index_add_(1, rest, total[:, :, sinks:].flatten(1))
-        counts = total.new_zeros(columns).index_add_(0, rest, pairs.sum(0).double().cpu()[:, sinks:].flatten())
+        sums = total.new_zeros(len(total), columns).index_add_(1, column.flatten(), total.flatten(1))
+        counts = total.new_zeros(columns).index_add_(0, column.flatten(), pairs.sum(0).double().cpu().flatten())
         first = nn.functional.pad(total[:, :, :sinks].sum(1), (0, max(0, sinks - length)))
         return cls(sums, counts, first)
 

@@ -38,14 +38,16 @@ class DistanceSynthesizer(Synthesizer):
         raise TypeError(f"{type(self).__name__} must define distance_logits()")
 
     @torch.no_grad()
-    def match(self, wanted: DistanceSums, found: DistanceSums, alpha: torch.Tensor | None) -> None:
-        """One step of iterative scaling: the weight at each distance and of each sink becomes nearer to the wanted one.
+    def match(self, wanted: DistanceSums, found: DistanceSums, alpha: torch.Tensor | None, of_sinks: bool) -> None:
+        """One step of iterative scaling: the weight at each distance, or of each sink, becomes nearer to the wanted one.
 
-        The step adds log(wanted / found) to the logits. The likelihood of the wanted weights never falls.
+        The step adds log(wanted / found) to the logits. Distances and sinks take turns, because a pair has a logit of both:
+        so the likelihood of the wanted weights never falls.
         """
         nearest, columns = wanted.nearest(), self.columns_of_distances
-        self._add(self.distance_logits(), _ratio(wanted.sums, found.sums)[:, nearest][:, :columns], alpha)
-        if self.sinks is not None:
+        if not of_sinks:
+            self._add(self.distance_logits(), _ratio(wanted.sums, found.sums)[:, nearest][:, :columns], alpha)
+        elif self.sinks is not None:
             self._add(self.sinks, _ratio(wanted.sinks, found.sinks), alpha)
 
     @staticmethod

@@ -28,7 +28,7 @@ from ..synthesizers.statistics import Fit, Statistic, TeacherLayer
 from .distill import divergences
 from .observe import Batch, Call, LayerPair, Learner, learners_of, observe_calls, synthesized_weights
 
-MATCH_BATCHES, MATCH_STEPS = 8, 12
+MATCH_BATCHES, MATCH_STEPS = 8, 10
 """The number of calls of a layer on which logits by distance are matched to the teacher's weights, and of steps."""
 SCALE_BATCHES = 4
 """The number of calls of a layer on which the scale is chosen."""
@@ -175,7 +175,7 @@ def match_distances(forms: list[_ClosedForm]) -> None:
 
     `forms` are those of one layer. The student's other logits, such as salience, take part.
     """
-    for _ in range(MATCH_STEPS if forms else 0):
+    for step in range(MATCH_STEPS if forms else 0):
         student = forms[0].learner.pair.student
         totals: dict[_ClosedForm, DistanceSums] = {}
         for call in forms[0].match_calls:
@@ -184,9 +184,8 @@ def match_distances(forms: list[_ClosedForm]) -> None:
                 sums = form.distance_sums(weights, call.pairs)
                 totals[form] = sums if form not in totals else totals[form].plus(sums)
         for form, found in totals.items():
-            form.by_distance[0].match(
-                form.wanted[0], found, form.learner.synthesizer.alpha().get(form.by_distance[0].variant)
-            )
+            part = form.by_distance[0]
+            part.match(form.wanted[0], found, form.learner.synthesizer.alpha().get(part.variant), step % 2 == 1)
 
 
 Scale = tuple[float, float]

@@ -63,6 +63,8 @@ def describes_patch(config: PreTrainedConfig) -> bool:
 def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """`SynthesizerXxxConfig`: the stock config with another `model_type`, and the field `synthesizer`."""
 
+    new: list[type[PreTrainedConfig]] = []
+
     def make() -> type[PreTrainedConfig]:
         cls = type(
             f"{PREFIX}{stock.__name__}",
@@ -76,10 +78,13 @@ def config_class(stock: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
                 "base_model_tp_plan": _without_attention(stock.base_model_tp_plan),
             },
         )
-        register_auto_classes(stock, cls)
+        new.append(cls)
         return cls
 
-    return _kept(stock, make)
+    cls = _kept(stock, make)
+    if new:  # only now: without a private name of Transformers this makes the model classes, which ask for this class
+        register_auto_classes(stock, cls)
+    return cls
 
 
 def _without_attention(plan: dict[str, str] | None) -> dict[str, str] | None:

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from ..errors import InvalidConfigError, did_you_mean
-from .options import SINKS, Option, require
+from .options import SINKS, WINDOW, Option, require
 from .registry import MIXING, get_variant, list_variants, split_variant, variant_options
 
 MAX_LENGTH = Option(None, "the number N of positions that the logits are built for", kind=int)
@@ -135,7 +135,7 @@ class SynthesizerConfig:
 def _known_values(variant: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of options that the variant declares. Options of other variants may be there with their defaults."""
     declared = variant_options(variant)
-    elsewhere = {"mixing": MIXING}
+    elsewhere = {"mixing": MIXING, "window": WINDOW, "sinks": SINKS}
     for name in list_variants():
         elsewhere.update(get_variant(name).options)
     for name, value in values.items():

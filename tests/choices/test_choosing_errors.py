@@ -48,6 +48,7 @@ def test_choices_are_no_part_of_mixtures(mixture: str) -> None:
     ("variant", "options", "message"),
     [
         ("lsh_simple", {"qnf": True}, "qnf=True has no meaning for the variant 'lsh_simple'"),
+        ("lsh_simple", {"window": 8}, "window=8 has no meaning for the variant 'lsh_simple'"),
         ("alsh_sign", {"qnf": 1}, "qnf must be True or False, not 1"),
         ("routing", {"bucket_size": 8}, "bucket_size=8 has no meaning"),
         ("lsh_simple", {"bucket_size": 0}, "bucket_size must be a positive int, not 0"),

@@ -55,9 +55,8 @@ def has_rotated_logits(stock: nn.Module) -> bool:
     """Whether the logits of a stock attention module are plain products of queries and keys that are rotated as Llama does."""
     code = code_of(type(stock))
     names = {name for each in code for name in (*each.co_names, *each.co_varnames)}
-    rotates = "apply_rotary_pos_emb" in names and "position_embeddings" in names
-    others = {name for name in names if NOT_PLAIN.search(name)} - {"apply_rotary_pos_emb"}
-    return rotates and not others
+    rotation = {"apply_rotary_pos_emb", "position_embeddings"}
+    return {name for name in names if NOT_PLAIN.search(name)} == rotation
 
 
 def parts_with_closed_form(synthesizer: Synthesizer) -> list[Synthesizer]:
@@ -214,9 +213,21 @@ class _ClosedForm:
         if self.first_order and len(self.scale_calls) < SCALE_BATCHES:
             self.scale_calls.append(call)
         if self.by_distance and len(self.match_calls) < MATCH_BATCHES:
-            sums = self.distance_sums(call.weights, call.pairs)
+            sums = self.distance_sums(self.within_reach(call), call.pairs)
             self.wanted[:] = [sums if not self.wanted else self.wanted[0].plus(sums)]
             self.match_calls.append(replace(call, weights=call.weights[..., :0]))
+
+    def within_reach(self, call: Call) -> torch.Tensor:
+        """The teacher's weights (B, H, L, L) on the keys that the learner sees through its window, if it has one."""
+        if self.learner.synthesizer.config.window is None:
+            return call.weights
+        heads = list(self.learner.heads)
+        weights = call.weights.float()
+        seen = synthesized_weights(self.learner.pair.student, call)[:, heads] > 0
+        near = weights[:, heads] * seen.to(weights.device)
+        return weights.index_copy(
+            1, torch.tensor(heads, device=weights.device), near / near.sum(-1, True).clamp(min=1e-20)
+        )
 
     def distance_sums(self, weights: torch.Tensor, pairs: torch.Tensor) -> DistanceSums:
         """The sums of the learner's heads, of all weights (B, H, L, L) of the layer."""

@@ -93,6 +93,11 @@ class Run:
             return f"{self.task}-stock-seed{self.seed}"
         return f"{self.task}-{self.variant}-{self.share}-{self.by}-seed{self.seed}"
 
+    @property
+    def closed_forms(self) -> str:
+        """What all shares have in common."""
+        return f"{self.task}-{self.variant}-seed{self.seed}"
+
     def path(self, folder: Path) -> Path:
         return folder / f"{self.name}.json"
 
@@ -178,7 +183,7 @@ class Bench(glue.Bench):
 
     def all_heads(self, run: Run, teacher: PreTrainedModel) -> Whole:
         """The teacher with all heads in closed form, and what each of them costs: for all shares of a task, variant and seed."""
-        key = f"{run.task}-{run.variant}-seed{run.seed}"
+        key = run.closed_forms
         path = Path(self.arguments.work_dir) / "closed_forms" / f"{key}.pt"
         if key not in self.whole:
             set_seed(run.seed)

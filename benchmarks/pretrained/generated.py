@@ -44,7 +44,9 @@ def judge_continuations(
             pad_token_id=0,
         )
         logits = stock(written, logits_to_keep=TOKENS + 1).logits[:, :-1].float()
-        losses += functional.cross_entropy(logits.flatten(0, 1), written[:, -TOKENS:].flatten(), reduction="sum").item()
+        losses += functional.cross_entropy(
+            logits.flatten(0, 1), written[:, -TOKENS:].flatten(), reduction="sum"
+        ).item()
         tokens += TOKENS * len(written)
         for text in written[:, -TOKENS:].tolist():
             found = [tuple(text[place : place + 4]) for place in range(TOKENS - 3)]
@@ -67,7 +69,9 @@ def judge_passkeys(
         `passkeys_found`: the share of keys that the model continues with, greedily.
     """
     numbers, found = random.Random(0), 0
-    text = [token for row in rows[: 1 + (number + 8) * length // len(rows[0]["input_ids"])] for token in row["input_ids"]]
+    text = [
+        token for row in rows[: 1 + (number + 8) * length // len(rows[0]["input_ids"])] for token in row["input_ids"]
+    ]
     question = tokenizer(QUESTION, add_special_tokens=False)["input_ids"]
     for trial in range(number):
         key = f" {numbers.randint(10_000, 99_999)}"

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.measurements.records import ROOT
+from benchmarks.report.distance_tables import encoders
 from benchmarks.report.heads_plot import plot, plot_kept
 from benchmarks.report.heads_tables import KEPT, RESULTS, SPEED, bars, curve, missing, read, speed, stock, tasks
 from benchmarks.report.table_places import parser_of, write_tables
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         "heads-stock": lambda: stock(results),
         "heads-missing": lambda: missing(results),
         "heads-speed": lambda: speed(arguments.speed),
+        "heads-by-distance": encoders,
     }
     write_tables(arguments.documents, "heads", makers, check=arguments.check)
     if not arguments.check:

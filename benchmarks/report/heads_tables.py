@@ -52,9 +52,9 @@ KEPT = (
 Results = list[dict[str, Any]]
 
 
-def read(folder: Path) -> Results:
+def read(folder: Path, names: str = "*-seed*.json") -> Results:
     """All results."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*-seed*.json"))]
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(names))]
 
 
 def relative(row: dict[str, Any], point: str, results: Results) -> float | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.measurements.records import RESULTS, ROOT
 from benchmarks.report import pretrained_tables
+from benchmarks.report.distance_tables import decoders
 from benchmarks.report.literature import LITERATURE
 from benchmarks.report.paper_plots import plot_kept, plot_orders
 from benchmarks.report.paper_tables import SCORES, of_variants, read, table
@@ -27,6 +28,7 @@ def makers_of(folder: Path) -> dict[str, Callable[[], str]]:
     """What makes each table, from a folder of results."""
     paper, kept = read(folder / "paper"), read(folder / "pretrained")
     makers: dict[str, Callable[[], str]] = {f"paper-{task}": lambda task=task: table(paper, task) for task in SCORES}
+    makers["pretrained-plans"] = decoders
     return makers | {
         f"pretrained-{task}": lambda task=task: pretrained_tables.table(kept, task) for task in PRETRAINED
     }

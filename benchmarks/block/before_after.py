@@ -6,7 +6,9 @@
     python -m benchmarks.block.before_after . --quick  # two cells of a checkout against itself
 
 Each checkout has a process of its own, with its own library and its own blocks of `blocks.py`; they take turns, one after the
-other, and the order changes each round. `speedup` is the median before by the median after: below 1 the change made it slower.
+other, and the order changes each time. Two processes of the same checkout can differ by a tenth in a cell, as memory falls. So all
+processes start anew `--restarts` times, and a time is the median over them. `speedup` is the time before by the time after: below 1 the
+change made it slower. `same_again` is the same of a second process of the checkout before: how far chance goes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measurements.records import RESULTS, ROOT, Results, commit, quick_output, threads
+from benchmarks.measurements.records import RESULTS, ROOT, Results, Row, commit, quick_output, threads
 
 VARIANTS = (
     "random",
@@ -41,8 +43,8 @@ CELLS = (
     ("train", "none", "float32", 0.1),
 )
 RUNS = 4
-"""At a turn, after one that is not counted: the threads of the other process go on spinning for a while."""
-FIELDS = ("status", "before_commit", "median_ms", "before_ms", "speedup", "rounds")
+"""At a turn, after one that is not counted: the threads of the other processes go on spinning for a while."""
+FIELDS = ("status", "before_commit", "median_ms", "before_ms", "speedup", "same_again", "restarts")
 PROCESS = Path(__file__).with_name("before_after_process.py")
 
 
@@ -57,39 +59,46 @@ def process_of(root: Path) -> subprocess.Popen[str]:
 def measure(before: Path, arguments: argparse.Namespace) -> None:
     """Every cell that the file lacks."""
     results = Results(arguments.output, FIELDS)
-    servers = {"before": process_of(before.resolve()), "after": process_of(ROOT)}
-
-    def time_cell(name: str, cell: dict[str, Any]) -> list[float]:
-        server = servers[name]
-        assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(json.dumps(cell) + "\n")
-        server.stdin.flush()
-        return json.loads(server.stdout.readline())
-
     earlier = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=before, capture_output=True, text=True)
+    rows: list[Row] = []
     for (mode, padding, dtype, dropout), length, variant in itertools.product(
         CELLS[:1] if arguments.quick else CELLS, arguments.lengths, arguments.variants
     ):
-        cell = {"variant": variant, "mode": mode, "padding": padding, "dtype": dtype, "dropout": dropout}
-        cell |= {"length": length, "batch_size": arguments.batch_size}
-        row = {"benchmark": "before_after", "model": "block", "threads": threads()}
-        row |= {name: str(value) for name, value in cell.items()}
-        if results.has(row):
-            continue
-        times: dict[str, list[float]] = {"before": [], "after": []}
-        for number in range(arguments.rounds + 1):
-            for name in sorted(times, reverse=number % 2 == 1):
-                times[name] += time_cell(name, cell)
-        medians = {name: statistics.median(found[RUNS:]) * 1e3 for name, found in times.items()}
-        made = {"status": "ok", "before_commit": earlier.stdout.strip(), "rounds": str(arguments.rounds)}
-        made |= {"median_ms": f"{medians['after']:.3f}", "before_ms": f"{medians['before']:.3f}"}
-        made["speedup"] = f"{medians['before'] / medians['after']:.3f}"
+        cell = {"variant": variant, "mode": mode, "padding": padding, "dtype": dtype, "dropout": str(dropout)}
+        cell |= {"length": str(length), "batch_size": str(arguments.batch_size)}
+        row = {"benchmark": "before_after", "model": "block", "threads": threads(), **cell}
+        if not results.has(row):
+            rows.append(row)
+    roots = {"before": before, "after": ROOT, "again": before}
+    medians: list[dict[str, list[float]]] = [{name: [] for name in roots} for _ in rows]
+    for number in range(arguments.restarts if rows else 0):
+        servers = {name: process_of(root.resolve()) for name, root in roots.items()}
+        order = list(roots)[number % 3 :] + list(roots)[: number % 3]
+        for row, found in zip(rows, medians, strict=True):
+            for name in order:
+                found[name].append(statistics.median(time_cell(servers[name], row)))
+        for server in servers.values():
+            server.terminate()
+            server.wait()
+        sys.stderr.write(f"restart {number + 1} of {arguments.restarts}\n")
+    for row, found in zip(rows, medians, strict=True):
+        times = {name: statistics.median(values) * 1e3 for name, values in found.items()}
+        made = {"status": "ok", "before_commit": earlier.stdout.strip(), "restarts": str(arguments.restarts)}
+        made |= {"median_ms": f"{times['after']:.3f}", "before_ms": f"{times['before']:.3f}"}
+        made["speedup"] = f"{times['before'] / times['after']:.3f}"
+        made["same_again"] = f"{times['before'] / times['again']:.3f}"
         results.add({**row, **made})
-        sys.stderr.write(f"{made['speedup']} {variant} {mode} {padding} {dtype} dropout {dropout} {length}\n")
-    for server in servers.values():
-        server.terminate()
-        server.wait()
     print(f"commit {commit()} against {earlier.stdout.strip()}: {arguments.output}")
+
+
+def time_cell(server: subprocess.Popen[str], row: Row) -> list[float]:
+    """The times of a turn, in seconds."""
+    cell: dict[str, Any] = {name: row[name] for name in ("variant", "mode", "padding", "dtype")}
+    cell |= {"dropout": float(row["dropout"]), "length": int(row["length"]), "batch_size": int(row["batch_size"])}
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps(cell) + "\n")
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
 
 
 def main() -> None:
@@ -98,13 +107,14 @@ def main() -> None:
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
     parser.add_argument("--lengths", type=lambda text: [int(word) for word in text.split(",")], default=[128, 512])
     parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--restarts", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS / "before_after.csv")
     parser.add_argument("--quick", action="store_true", help="two cells of a tiny length")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.output = quick_output(arguments.output)
-        arguments.variants, arguments.lengths, arguments.batch_size, arguments.rounds = ["random", "dense"], [16], 1, 1
+        arguments.variants, arguments.lengths = ["random", "dense"], [16]
+        arguments.batch_size = arguments.restarts = 1
     measure(arguments.before, arguments)
 
 

@@ -20,7 +20,7 @@ TRITON_INSTALLED := $(VENV)/.triton-installed
 PAGE_INSTALLED := $(VENV)/.page-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-kernels test-page test-install coverage docs lint format types wheel sdist clean
+.PHONY: help install demo test test-kernels test-page test-install test-slow coverage docs lint format types wheel sdist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ demo: $(WEIGHTS_INSTALLED) ## run the demo; options go in DEMO_ARGS="…"
 test: lint types ## lint, check the types, run the tests; options go in TEST_ARGS="…"
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(TEST_ARGS)
+
+test-slow: $(INSTALLED) ## run the slow tests, which `make test` leaves out
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m slow $(TEST_ARGS)
 
 $(TRITON_INSTALLED): $(INSTALLED)
 	$(PIP) --no-build-isolation -e '.[triton]'

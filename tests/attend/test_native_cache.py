@@ -22,6 +22,7 @@ from hf_synthesizer.logits.masks import AttentionMask
 
 compiled = pytest.mark.compiler
 NAME = "avx2-0123456789abcdef.so"
+QUICK_FLAGS = ("-O0", *build.FLAGS[1:])
 
 
 @pytest.fixture
@@ -37,9 +38,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kept library, built once."""
+    """A kept library, built once and in little time."""
     folder = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", QUICK_FLAGS)
         patch.setenv("XDG_CACHE_HOME", str(folder))
         build._load_library.cache_clear()
         assert build.library() is not None, build.unavailable_reason()
@@ -174,7 +176,8 @@ def test_what_killed_builds_left_is_removed_by_a_later_one(cache: Path) -> None:
 
 
 @compiled
-def test_a_damaged_library_is_built_anew(whole: Path, cache: Path) -> None:
+def test_a_damaged_library_is_built_anew(whole: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "FLAGS", QUICK_FLAGS)
     cache.mkdir(parents=True, mode=0o700)
     copy = Path(shutil.copy(whole, cache))
     copy.write_bytes(whole.read_bytes()[:5000])
@@ -186,6 +189,7 @@ def test_a_damaged_library_is_built_anew(whole: Path, cache: Path) -> None:
 def test_a_truncated_library_without_a_compiler_ends_no_process(
     whole: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(build, "FLAGS", QUICK_FLAGS)
     no_compiler(monkeypatch)
     cache.mkdir(parents=True, mode=0o700)
     copy = Path(shutil.copy(whole, cache))

@@ -55,8 +55,7 @@ def test_a_model_whose_heads_differ_is_compiled_before_its_first_call(spec: str)
         torch.testing.assert_close(found, first_output(reference(**given)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("spec", KEPT_FORWARDS)
+@pytest.mark.parametrize(("spec", "kind"), zip(KEPT_FORWARDS, ["dynamic", "static"], strict=True))
 def test_decoding_is_compiled_where_the_stock_forward_is_kept(spec: str, kind: str) -> None:
     model, reference = twice(KEPT_FORWARDS[spec], "LlamaForCausalLM")
     ids = torch.randint(2, 64, (2, 8))

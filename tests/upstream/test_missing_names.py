@@ -16,6 +16,8 @@ import pytest
 
 from hf_synthesizer import upstream
 
+pytestmark = pytest.mark.xdist_group("missing_names")  # one worker takes the names away, once
+
 CLASSES_OF_AUTO_CLASSES = "transformers.models.auto.auto_factory#_model_mapping"
 WARNED = (
     CLASSES_OF_AUTO_CLASSES,

@@ -133,16 +133,58 @@ def _near_by_kernels_far_by_sums(terms: Terms, value: torch.Tensor, mask: Attent
     weight = total[..., -1:]
     far = total[..., :-1] / weight.clamp(min=tiny)
     far_log = largest + most + weight.clamp(min=tiny).log()  # (B, H, query blocks, 1)
-    row_block = torch.arange(query_length, device=device) // BLOCK
-    share = torch.sigmoid(near_log.unsqueeze(-1) - far_log[:, :, row_block])  # (B, H, Lq, 1)
-    share = share.masked_fill(weight[:, :, row_block] == 0, 1.0)
+    none: torch.Tensor | None = None  # (B or 1, Lq): queries without a near key
     if mask.keep is not None:
         seen = functional.pad(mask.keep[:, :, 0].any(1).cumsum(-1), (1, 0))  # (B or 1, Lk + 1)
         row = torch.arange(query_length, device=device)
+        row_block = row // BLOCK
         end = row + 1 if mask.causal_offset is not None else (last[row_block] * BLOCK).clamp(max=key_length)
         none = seen[:, end] == seen[:, first[row_block] * BLOCK]
-        share = share.masked_fill(none[:, None, :, None], 0.0)
-    return (share * near + (1 - share) * far[:, :, row_block].to(near.dtype)).to(value.dtype)
+    whole = query_length - query_length % BLOCK  # queries in whole blocks
+    parts = [
+        _mixed(
+            near[:, :, begin:end],
+            near_log[:, :, begin:end],
+            far[:, :, blocks],
+            far_log[:, :, blocks],
+            weight[:, :, blocks] == 0,
+            None if none is None else none[:, None, begin:end],
+        )
+        for begin, end, blocks in (
+            (0, whole, slice(0, whole // BLOCK)),
+            (whole, query_length, slice(whole // BLOCK, None)),
+        )
+        if begin < end
+    ]
+    if len(parts) == 1:
+        return parts[0].to(value.dtype)
+    return torch.cat(parts, dim=2).to(value.dtype) if torch.is_grad_enabled() else near
+
+
+def _mixed(
+    near: torch.Tensor,
+    near_log: torch.Tensor,
+    far: torch.Tensor,
+    far_log: torch.Tensor,
+    no_far: torch.Tensor,
+    no_near: torch.Tensor | None,
+) -> torch.Tensor:
+    """σ · near + (1 − σ) · far, (B, H, L, d_v), for L queries in blocks of the same size. Without gradients it overwrites `near`.
+
+    `near` (B, H, L, d_v), `near_log` (B, H, L) and `no_near` (B or 1, 1, L) are of queries; `far` (B, H, blocks, d_v), `far_log` and
+    `no_far` (B, H, blocks, 1) of blocks.
+    """
+    blocks = (far.shape[2], -1)
+    share = torch.sigmoid(near_log.unflatten(2, blocks) - far_log).masked_fill(no_far, 1.0)  # (B, H, blocks, rows)
+    if no_near is not None:
+        share = share.masked_fill(no_near.unflatten(2, blocks), 0.0)
+    share = share.unsqueeze(-1)
+    of_queries, of_blocks = near.unflatten(2, blocks), far.unsqueeze(3)
+    if torch.is_grad_enabled():
+        return (share * of_queries + (1 - share) * of_blocks.to(near.dtype)).flatten(2, 3)
+    share = share.to(near.dtype)
+    of_queries.mul_(share).addcmul_(1 - share, of_blocks.to(near.dtype))
+    return near
 
 
 def _block_sums(
@@ -152,8 +194,16 @@ def _block_sums(
 
     The sums are Σ exp(s_j − max s) · (v_j, 1), (B, H, blocks, d_v + 1). max s is (B or 1, H or 1, 1, 1).
     """
-    batch, heads, key_length, width = value.shape
+    batch, heads, key_length, _ = value.shape
     value = value.float()
+    more = blocks * BLOCK - key_length
+    if more:
+        value = functional.pad(value, (0, 0, 0, more))
+    value = value.unflatten(2, (blocks, BLOCK))
+    if terms.key_bias is None and mask.keep is None:
+        numbers = value.new_full((blocks,), BLOCK)
+        numbers[-1] -= more
+        return torch.cat((value.sum(3), numbers[:, None].expand(batch, heads, -1, 1)), dim=-1), 0.0
     largest: torch.Tensor | float = 0.0
     factor = value.new_ones(1, 1, key_length) if mask.keep is None else mask.keep[:, :, 0].to(value.dtype)
     if terms.key_bias is not None:
@@ -163,9 +213,7 @@ def _block_sums(
         largest = bias.detach().amax(-1, keepdim=True)
         factor = factor * (bias - largest).exp()  # (B or 1, H or 1, Lk)
         largest = largest.unsqueeze(-1)
-    more = blocks * BLOCK - key_length
     factor = functional.pad(factor, (0, more)).unflatten(-1, (blocks, BLOCK)).expand(batch, heads, -1, -1)
-    value = functional.pad(value, (0, 0, 0, more)).unflatten(2, (blocks, BLOCK))
     sums = (factor.unsqueeze(-2) @ value).squeeze(-2)
     return torch.cat((sums, factor.sum(-1, keepdim=True)), dim=-1), largest
 

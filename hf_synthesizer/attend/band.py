@@ -214,7 +214,8 @@ def _block_sums(
         factor = factor * (bias - largest).exp()  # (B or 1, H or 1, Lk)
         largest = largest.unsqueeze(-1)
     factor = functional.pad(factor, (0, more)).unflatten(-1, (blocks, BLOCK)).expand(batch, heads, -1, -1)
-    sums = (factor.unsqueeze(-2) @ value).squeeze(-2)
+    # Head by head: a product of all heads would copy the values, whose heads lie side by side.
+    sums = torch.stack([factor[:, head].unsqueeze(-2) @ value[:, head] for head in range(heads)], 1).squeeze(-2)
     return torch.cat((sums, factor.sum(-1, keepdim=True)), dim=-1), largest
 
 

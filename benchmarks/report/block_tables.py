@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 
 from benchmarks.measurements.records import RESULTS, Row, read
 from benchmarks.report.table_text import Column, by_variant, chosen, markdown, provenance
@@ -182,3 +183,23 @@ def bfloat16() -> str:
         return made + cells_of(rows, "training, ", mode="train", padding="none", dtype="bfloat16")
 
     return by_variant(blocks_of_processors(attention_rows(), columns), headline)
+
+
+def before_after() -> str:
+    """A change against the commit before it, and that commit against itself."""
+    rows = read(RESULTS / "before_after.csv")
+    lines = []
+    for title, column in (("the new commit", "speedup"), ("the old commit again", "same_again")):
+        values = sorted(float(row[column]) for row in rows)
+        low = sum(value < 0.97 for value in values)
+        lines.append(
+            [
+                title,
+                str(len(values)),
+                *(f"{number:.2f}" for number in (median(values), values[0], values[-1])),
+                str(low),
+            ]
+        )
+    head = ["old commit against", "cells", "median", "least", "most", "cells below 0.97"]
+    old = ", ".join(sorted({row["before_commit"] for row in rows}))
+    return markdown(head, lines) + f"\n\nThe old commit is {old}. {provenance(rows)}"

@@ -51,6 +51,28 @@ def decode() -> str:
     return markdown(head, lines) + "\n\n" + provenance(list(found.values()))
 
 
+def cache_growth() -> str:
+    """Speed and cache of a decoder as its context grows."""
+    rows = [row for row in read(RESULTS / "cache_growth.csv") if row["status"] == "ok"]
+    lengths = list(dict.fromkeys(row["length"] for row in rows))
+    found = {(row["variant"], row["length"]): row for row in rows}
+    lines = []
+    for name in dict.fromkeys(row["variant"] for row in rows):
+        line = [name]
+        for length in lengths:
+            row = found.get((name, length))
+            line += [
+                row[column] if row else "" for column in ("tokens_per_second", "speedup", "cache_mb", "cache_share")
+            ]
+        lines.append(line)
+    head = [
+        f"{title}, {int(length):,} tokens"
+        for length in lengths
+        for title in ("tokens/s", "to stock", "cache in MB", "cache to stock")
+    ]
+    return markdown(["decoder self-attention", *head], lines) + "\n\n" + provenance(rows)
+
+
 def models() -> str:
     """Whole models, ragged inference."""
     rows = [row for row in read(RESULTS / "model.csv") if row["model"] != "minilm"]

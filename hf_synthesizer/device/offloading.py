@@ -29,9 +29,9 @@ def require_in_memory(module: nn.Module, what: str, error: type[SynthesizerError
     """
     name = offloaded(module)
     if name is not None:
-        found = repr(name) if name else type(module).__name__
+        owner = repr(name) if name else type(module).__name__
         raise error(
-            f"{what}: the weights of {found} are offloaded, and in memory only while the layer is called. Do this before "
+            f"{what}: the weights of {owner} are offloaded, and in memory only while the layer is called. Do this before "
             f"it is offloaded, or load the model whole (device_map={{'': 'cpu'}}); a patched model that was saved may be "
             f"loaded with any device_map."
         )

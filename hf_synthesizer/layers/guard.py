@@ -61,11 +61,11 @@ class Guard(nn.Module):
             self._require_own(self.weight, where)
             self.renew()
 
-    def _require_own(self, found: torch.Tensor, where: str) -> None:
-        own = fingerprint(self.guarded)
-        value = found.double().item()
+    def _require_own(self, stored: torch.Tensor, where: str) -> None:
+        expected = fingerprint(self.guarded)
+        value = stored.double().item()
         # Somebody may have cast a whole state dict to another dtype.
-        if value != torch.tensor(own, dtype=torch.float64).to(found.dtype).double().item():
+        if value != torch.tensor(expected, dtype=torch.float64).to(stored.dtype).double().item():
             raise CheckpointMismatchError(
                 f"The tensors for {where} belong to a layer that is patched in another way: "
                 f"{describe_difference(self.guarded, int(value) if abs(value) < 2**53 else 0)} This layer is "
@@ -79,18 +79,18 @@ class Guard(nn.Module):
         Raises:
             CheckpointMismatchError: for the fingerprint of another patch.
         """
-        found = state_dict.get(f"{prefix}weight")
-        if not isinstance(found, torch.Tensor) or found.shape != self.weight.shape or not _readable(found):
+        stored = state_dict.get(f"{prefix}weight")
+        if not isinstance(stored, torch.Tensor) or stored.shape != self.weight.shape or not _readable(stored):
             return None
-        self._require_own(found, repr(prefix.removesuffix(".").rpartition(".")[0] or "this layer"))
-        return found
+        self._require_own(stored, repr(prefix.removesuffix(".").rpartition(".")[0] or "this layer"))
+        return stored
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        found = self.require_in(state_dict, prefix)
-        if found is not None:
-            state_dict[f"{prefix}weight"] = self._tensor(found.device)
+        stored = self.require_in(state_dict, prefix)
+        if stored is not None:
+            state_dict[f"{prefix}weight"] = self._tensor(stored.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if found is not None:
+        if stored is not None:
             self.accepted = self.weight
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Guard:

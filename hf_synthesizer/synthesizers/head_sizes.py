@@ -82,8 +82,10 @@ def cached_numbers(configs: Sequence[SynthesizerConfig], shape: HeadShape, lengt
         max(kept),
         max((count for count, config in zip(kept, configs, strict=True) if _compares(config)), default=0),
     )
-    own = sum(count * _own_key_width(config, shape, length) for count, config in zip(kept, configs, strict=True))
-    return (values + keys) * shape.head_dim + own
+    key_widths = sum(
+        count * _own_key_width(config, shape, length) for count, config in zip(kept, configs, strict=True)
+    )
+    return (values + keys) * shape.head_dim + key_widths
 
 
 def multiply_adds(config: SynthesizerConfig, shape: HeadShape, length: int) -> int:

@@ -65,8 +65,8 @@ def has_hooks(module: nn.Module) -> bool:
     """Whether a call of the module runs hooks; True if PyTorch does not tell."""
     if None in _HOOKS:
         return True
-    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(own) or any(_GLOBAL_HOOKS)
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or any(_GLOBAL_HOOKS)
 
 
 def assert_async(condition: torch.Tensor, message: str) -> None:

@@ -118,9 +118,9 @@ class Tiles:
 
     Attributes:
         members: the keys of each tile's bucket (t, k), as indices into all g·n tokens.
-        queries: the queries of each tile (t, TILE), as indices into all g·n tokens; unused slots hold any index.
+        queries: the queries of each tile (t, TILE), as indices into all g·n tokens; unused entries hold any index.
         entries: the same as indices into all g·T·n entries (head, hash, query).
-        indices: the slot (of t·TILE) of each head, hash and query: (g, T, n).
+        indices: the entry (of t·TILE) of each head, hash and query: (g, T, n).
     """
 
     members: torch.Tensor
@@ -140,12 +140,12 @@ class Tiles:
         sizes = torch.bincount(bucket, minlength=heads * hashes * count)
         used = (sizes + TILE - 1) // TILE  # tiles of each bucket
         starts = TILE * (used.cumsum(0) - used) - (sizes.cumsum(0) - sizes)
-        slot = torch.arange(len(bucket), device=device) + starts[bucket]
+        entry = torch.arange(len(bucket), device=device) + starts[bucket]
         total = int(used.sum())
         entries = torch.zeros(total * TILE, dtype=torch.long, device=device)
-        entries[slot] = order
+        entries[entry] = order
         indices = torch.empty_like(order)
-        indices[order] = slot
+        indices[order] = entry
         owner = torch.repeat_interleave(used)  # the bucket of each tile
         members = assignment.members.flatten(0, 2)[owner] + (owner // (hashes * count) * length).unsqueeze(-1)
         queries = entries // (hashes * length) * length + entries % length

@@ -63,13 +63,13 @@ def drop_first(
         all_keys: the numbers of the keys in `tokens.key`.
     """
     cache = self_attention_cache(past_key_values)
-    found = cache.layers[layer_idx]
+    cache_layer = cache.layers[layer_idx]
     total = tokens.value.shape[2]
     if all(first_kept(need, total, 0 if total == length else length, 0) == 0 for need in needs):
         return
     shared = heads // tokens.value.shape[1]
     value_heads = [tuple(dict.fromkeys(head // shared for head in need.heads)) for need in needs]
-    layer = found if isinstance(found, KeptLayer) else KeptLayer()
+    layer = cache_layer if isinstance(cache_layer, KeptLayer) else KeptLayer()
     values = parts_of(tokens.value, range(tokens.value.shape[1]), value_heads, needs)
     keys = [] if tokens.key is None else parts_of(tokens.key, all_keys, key_heads, needs)
     states = [
@@ -97,10 +97,10 @@ def parts_of(
         if users:
             owners.setdefault(users, []).append(head)
     parts = []
-    for users, own in owners.items():
-        places = [list(numbers).index(head) for head in own]
+    for users, shared_heads in owners.items():
+        places = [list(numbers).index(head) for head in shared_heads]
         cut = tensor if len(places) == tensor.shape[1] else tensor[:, places]
-        parts.append(Part(cut, tuple(places), tuple(own), users, max(needs[user].sinks for user in users)))
+        parts.append(Part(cut, tuple(places), tuple(shared_heads), users, max(needs[user].sinks for user in users)))
     return parts
 
 
@@ -213,8 +213,8 @@ def merge(
         far.required = 0
         logits = needs[number].synthesizer(hidden_states[:, -1:], states, far).materialize().float()
         worth = (logits[:, :, 0, :-1] - logits[:, :, 0, -1:]).expand_as(worth)
-    index, own = torch.arange(begun, start, device=value.device), first[:, : needs[number].sinks]
-    sink = index[:, None] == own[:, None]  # (B or 1, E, S)
+    index, first_tokens = torch.arange(begun, start, device=value.device), first[:, : needs[number].sinks]
+    sink = index[:, None] == first_tokens[:, None]  # (B or 1, E, S)
     if hidden is not None:
         sink = sink & ~hidden[:, None, : needs[number].sinks]
     worth = worth.masked_fill(sink.any(-1)[:, None], float("-inf"))

@@ -58,17 +58,17 @@ class KeptStep:
         self.device = self.kept.device
 
     def _require_same_needs(self) -> None:
-        found, asked = self.layer.needs, tuple(need.without_synthesizer() for need in self.needs)
-        if found == asked:
+        kept_needs, asked = self.layer.needs, tuple(need.without_synthesizer() for need in self.needs)
+        if kept_needs == asked:
             return
-        without = [[Need(need.heads, None, 0)] for need in (*found, *asked)]
-        same = len(found) == len(asked) and without[: len(found)] == without[len(found) :]
+        without = [[Need(need.heads, None, 0)] for need in (*kept_needs, *asked)]
+        same = len(kept_needs) == len(asked) and without[: len(kept_needs)] == without[len(kept_needs) :]
         if (
             same
             and all(far is None for far in self.layer.far)
             and all(
                 (one.near, one.sinks) == (other.near, other.sinks) or (start == 0 and (one.merges or other.merges))
-                for one, other, start in zip(found, asked, self.layer.starts, strict=True)
+                for one, other, start in zip(kept_needs, asked, self.layer.starts, strict=True)
             )
         ):
             self.layer.needs = asked  # weights are wanted now, or no longer: nothing was merged yet
@@ -101,20 +101,22 @@ class KeptStep:
             columns, far = kept.columns(number), kept.far[number]
             if need.synthesizer.max_length:
                 positions.require(need.synthesizer.max_length)
-            own, seen = positions, of_heads(mask, need.heads)
+            key_positions, seen = positions, of_heads(mask, need.heads)
             if columns is not None:
                 if one:
-                    own = after_columns(columns[0], self.total)
+                    key_positions = after_columns(columns[0], self.total)
                     seen = AttentionMask(bias=None if mask.bias is None else seen.bias[..., columns[0][0]])  # type: ignore[index]
                 else:
                     if tokens is None:
                         tokens = numbered_tokens(positions, mask, self.device)
-                    own = at_columns(positions, columns[0], tokens)
+                    key_positions = at_columns(positions, columns[0], tokens)
                     seen = mask_of_columns(seen, columns, self.length)
-                own.required = need.synthesizer.max_length
+                key_positions.required = need.synthesizer.max_length
                 if far is not None:
-                    value, states, own, seen = with_far(far, value, states, own, seen, need.near or 1)
-            logits = need.synthesizer(hidden_states, states, own)
+                    value, states, key_positions, seen = with_far(
+                        far, value, states, key_positions, seen, need.near or 1
+                    )
+            logits = need.synthesizer(hidden_states, states, key_positions)
             if one and columns is not None and isinstance(logits, Windowed):
                 logits = logits.logits  # nothing else is left
             if fill is not None:

@@ -60,9 +60,9 @@ class KeySideCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`update` of a cache that has dropped tokens. The stock forward gets placeholders of all tokens, without memory."""
         call, kept = self.call, self.layer.kept_keys
-        own = key if kept is None or key.shape[1] == len(kept) else key[:, kept]
+        kept_key = key if kept is None or key.shape[1] == len(kept) else key[:, kept]
         states = split_states(self.layer.synthesizer, call.key_states)
-        new = NewTokens(self.layer.all_values(value, call.hidden_states), own, states)
+        new = NewTokens(self.layer.all_values(value, call.hidden_states), kept_key, states)
         call.step = KeptStep(self.cache, layer_idx, layer, call.needs, new)
         key, value = (
             tensor.new_zeros(*tensor.shape[:2], 1, 1).expand(-1, -1, call.step.total, tensor.shape[-1])

@@ -20,11 +20,11 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from benchmarks.glue import scores as glue
 from benchmarks.heads import curve
+from benchmarks.heads.closed_forms import zero_heads
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import quick_output
 from benchmarks.measurements.run_files import file_of, measured_on, missing, parser_of, write
@@ -118,7 +118,10 @@ class Bench(curve.Bench):
         plan = self.plan(replace(run, variant=DISTANCES), teacher)
         model = copy.deepcopy(teacher)
         if run.variant == "zeroed":
-            zero_heads(model, plan)
+            for layer, config in plan.items():
+                projection = model.base_model.encoder.layer[int(layer)].attention.output.dense
+                count = model.config.num_attention_heads
+                zero_heads(projection, count, list(range(count) if config.heads is None else config.heads))
             return model
         own = {layer: SynthesizerConfig("dot_product", heads=plan[layer].heads, window=1, sinks=0) for layer in plan}
         model.set_attn_implementation("sdpa")
@@ -142,17 +145,6 @@ class Bench(curve.Bench):
             "taught_rows": curve.AVERAGED,
             "seconds": time.process_time() - started,
         }
-
-
-@torch.no_grad()
-def zero_heads(model: PreTrainedModel, plan: dict[Any, Any]) -> None:
-    """Heads of a plan give nothing: their columns of the output projection are zero."""
-    for layer, config in plan.items():
-        attention = model.base_model.encoder.layer[int(layer)].attention
-        weight = attention.output.dense.weight
-        columns = weight.view(len(weight), model.config.num_attention_heads, -1)
-        heads = range(columns.shape[1]) if config.heads is None else config.heads
-        columns[:, list(heads)] = 0
 
 
 if __name__ == "__main__":

@@ -89,3 +89,9 @@ def cache_share(plan: dict[Any, Any], teacher: PreTrainedModel) -> float:
         layers = cache.past_key_values.layers
         kept.append(sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values)))
     return kept[1] / kept[0]
+
+
+@torch.no_grad()
+def zero_heads(projection: torch.nn.Linear, num_heads: int, heads: list[int]) -> None:
+    """These heads of a layer give nothing: their columns of the output projection are zero."""
+    projection.weight.unflatten(1, (num_heads, -1))[:, heads] = 0

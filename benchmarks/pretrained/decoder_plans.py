@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel, set_seed
 
+from benchmarks.heads.closed_forms import zero_heads
 from benchmarks.measurements.records import RESULTS as ALL_RESULTS
 from benchmarks.measurements.records import ROOT
 from benchmarks.measurements.run_files import file_of, measured_on, missing, parser_of, write
@@ -175,7 +176,10 @@ class Bench:
             for layer, configs in plan.items()
         }
         if run.point == "zeroed":
-            zero_heads(model, plan)
+            for layer, configs in plan.items():
+                projection = model.model.layers[int(layer)].self_attn.o_proj
+                heads = [head for config in configs for head in config.heads or ()]
+                zero_heads(projection, model.config.num_attention_heads, heads)
         if run.point in ("own_token", "zeroed"):
             return model, {"heads": chosen}
         transfer_attention(model, self.teacher, self.short_rows, method="average", progress=False)
@@ -215,16 +219,6 @@ class Bench:
             self.teacher, 256 if quick else 8192
         )
         return {"plan": run.plan, "point": run.point, "metrics": metrics, "windows": len(self.task.test), **facts}
-
-
-@torch.no_grad()
-def zero_heads(model: PreTrainedModel, plan: dict[int | str, list[SynthesizerConfig]]) -> None:
-    """Heads of a plan give nothing: their columns of the output projection are zero."""
-    for layer, configs in plan.items():
-        projection = model.model.layers[int(layer)].self_attn.o_proj.weight
-        columns = projection.view(len(projection), model.config.num_attention_heads, -1)
-        for config in configs:
-            columns[:, list(config.heads or ())] = 0
 
 
 @torch.no_grad()
